@@ -25,12 +25,11 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "rollout_activations": ("bf16", "fp8", "nvfp4"),
     "train_weights": ("bf16", "nvfp4"),
     "train_activations": ("bf16", "nvfp4"),
-    "backward": ("straight_through", "dequantized"),
+    "backward": ("dequantized", "straight_through"),
     "weight_block": ("1x16", "16x16"),
     "block_rule": ("six", "four_over_six"),
     "activation_outer": ("token", "tensor"),
     "rac_scope": ("token", "tile", "batch", "static", "random", "all"),
-    "alignment": ("none", "trace"),
 }
 
 
@@ -45,12 +44,12 @@ class Recipe:
     rollout_weights, rollout_activations: formats that the rollout multiplies in. `fp8` is E4M3 with 128x128 weight
         blocks and 1x128 activation groups; `nvfp4` is E2M1 with E4M3 scales per 16 along K and an FP32 outer scale.
     train_weights, train_activations: formats that the trainer's forward pass sees (fake-quantised).
-    backward: which weight (and activation) the gradient multiplies: the master (`straight_through`) or Q(.).
+    backward: what the gradient GEMMs multiply: Q(W) and Q(X) (`dequantized`, what autograd does with a
+        straight-through Q) or the unquantised master and input (`straight_through`).
     weight_block, block_rule: one weight scale per 1x16 or 16x16; absmax to 6, or four-over-six (arXiv 2512.02010).
     activation_outer: outer scale of activations per token or per tensor; the weight's is per tensor.
     rac_ratio: share of K whose residual is compensated, rounded up to whole 16-blocks; 0 is naive W4A4.
     rac_scope: who shares a selection; rac_refresh: rollout steps between refreshes of a `static` one.
-    alignment: `trace` moves trainer activations to the rollout's nearest codeword (arXiv 2610.07767, second hand).
     modules, exclude: regular expressions searched in module names; a linear layer is quantised when any of
         `modules` matches and none of `exclude` does.
     """
@@ -60,14 +59,13 @@ class Recipe:
     rollout_activations: str = "bf16"
     train_weights: str = "bf16"
     train_activations: str = "bf16"
-    backward: str = "straight_through"
+    backward: str = "dequantized"
     weight_block: str = "1x16"
     block_rule: str = "six"
     activation_outer: str = "token"
     rac_ratio: float = 0.0
     rac_scope: str = "batch"
     rac_refresh: int = 1
-    alignment: str = "none"
     modules: tuple[str, ...] = ROUTED_EXPERTS
     exclude: tuple[str, ...] = ()
 
@@ -101,8 +99,6 @@ class Recipe:
             _fail("train_weights", "'nvfp4' needs rollout_weights = 'nvfp4', else both sides see other weights")
         if self.train_activations == "nvfp4" and self.train_weights != "nvfp4":
             _fail("train_activations", "'nvfp4' needs train_weights = 'nvfp4' (symmetric QAT)")
-        if self.alignment == "trace" and self.rollout_activations != "nvfp4":
-            _fail("alignment", "'trace' needs rollout_activations = 'nvfp4'")
         if self.rollout_weights != "nvfp4":
             for field_name, default in (("weight_block", "1x16"), ("block_rule", "six")):
                 if getattr(self, field_name) != default:
@@ -138,7 +134,8 @@ def from_dict(fields: dict[str, Any]) -> Recipe:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"; did you mean '{near[0]}'?" if near else f"; known fields: {', '.join(known)}"
             raise RecipeError(f"recipe field '{key}' is unknown{hint}")
-    return Recipe(**{key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()})
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+    return Recipe(**values)
 
 
 @lru_cache(maxsize=1)
@@ -170,7 +167,12 @@ def _fail(field_name: str, why: str) -> None:
     raise RecipeError(f"recipe field '{field_name}' {why}")
 
 
-_TYPES: dict[str, tuple[type, ...]] = {"str": (str,), "float": (float, int), "int": (int,), "tuple[str, ...]": (tuple,)}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "float": (float, int),
+    "int": (int,),
+    "tuple[str, ...]": (tuple,),
+}
 
 
 def _check_type(field_name: str, value: object, annotation: Any) -> None:

@@ -1,0 +1,105 @@
+"""Residual activation compensation for one layer of a rollout: who shares a block selection, and the augmented GEMM.
+
+Scopes: `batch` one selection for all rows of the call; `tile` one per 128 rows of one expert; `token` one per row;
+`static` the batch selection of the first call, kept until refreshed; `random` a fixed draw (the control arm); `all`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from quads.emulation import residual
+from quads.emulation.quantizers import BLOCK, NVFP4Tensor
+from quads.recipes import Recipe
+
+TILE_ROWS = 128
+
+Part = tuple[slice, int, Tensor | None, Tensor | None]  # rows, expert, blocks, keep
+
+
+class BlockSelector:
+    """Chooses the 16-channel blocks of one layer whose residual is compensated."""
+
+    def __init__(self, recipe: Recipe, k: int, seed: int) -> None:
+        self.recipe, self.count, self.total, self.seed = recipe, recipe.rac_blocks(k), k // BLOCK, seed
+        self._kept: Tensor | None = None
+        self._age = 0
+
+    def end_of_rollout(self) -> None:
+        """Count one rollout; a static or random selection older than `rac_refresh` rollouts is dropped."""
+        self._age += 1
+        if self._age >= self.recipe.rac_refresh:
+            self._kept, self._age, self.seed = None, 0, self.seed + 1_000_003
+
+    def select(self, x: Tensor, q: NVFP4Tensor, groups: list[slice]) -> Iterator[Part]:
+        """Row ranges, each with its expert, its blocks (int64, ascending; None: no RAC) and a row mask of blocks.
+
+        x [M, K], q its quantisation, `groups` the rows of each expert. The mask (bool [rows, blocks]) is there only
+        where rows of one range choose differently (`token`).
+        """
+        filled = [(rows, expert) for expert, rows in enumerate(groups) if rows.stop > rows.start]
+        if self.count == 0:
+            yield from ((rows, expert, None, None) for rows, expert in filled)
+        elif self.recipe.rac_scope == "token":
+            keep = self._token_mask(x, q)
+            every = torch.arange(self.total)
+            yield from ((rows, expert, every, keep[rows]) for rows, expert in filled)
+        elif self.recipe.rac_scope == "tile":
+            for rows, expert in filled:
+                for tile in _tiles(rows):
+                    yield tile, expert, self._top(x[tile], _rows(q, tile)), None
+        else:
+            blocks = self._shared(x, q)
+            yield from ((rows, expert, blocks, None) for rows, expert in filled)
+
+    def _shared(self, x: Tensor, q: NVFP4Tensor) -> Tensor:
+        scope = self.recipe.rac_scope
+        if scope == "all":
+            return torch.arange(self.total)
+        if scope == "batch":
+            return self._top(x, q)
+        if self._kept is None:
+            self._kept = self._top(x, q) if scope == "static" else self._draw()
+        return self._kept
+
+    def _draw(self) -> Tensor:
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.randperm(self.total, generator=generator)[: self.count].sort().values
+
+    def _top(self, x: Tensor, q: NVFP4Tensor) -> Tensor:
+        scores = residual.block_scores(residual.residual(x, q), q.outer)
+        return residual.top_blocks(scores.sum(dim=0), self.count)
+
+    def _token_mask(self, x: Tensor, q: NVFP4Tensor) -> Tensor:
+        r = residual.residual(x, q)
+        outer = q.outer.expand(x.shape[0], 1)
+        scores = torch.stack([residual.block_scores(r[i], outer[i]) for i in range(x.shape[0])])
+        keep = torch.zeros_like(scores, dtype=torch.bool)
+        return keep.scatter(-1, residual.top_blocks(scores, self.count), True)
+
+
+def augment(
+    x: Tensor, q: NVFP4Tensor, weight: NVFP4Tensor, blocks: Tensor | None, keep: Tensor | None
+) -> tuple[NVFP4Tensor, NVFP4Tensor]:
+    """([Q(X), Q(R_S)], [Q(W), Q(W)_S]): the extra weight columns are the same codes and block scales."""
+    if blocks is None:
+        return q, weight
+    r = residual.quantize_residual(x, q, blocks)
+    if keep is not None:
+        wide = keep.repeat_interleave(BLOCK, dim=-1)
+        r = NVFP4Tensor(r.codes * wide, r.scales * keep, r.outer)
+    a = NVFP4Tensor(torch.cat([q.codes, r.codes], -1), torch.cat([q.scales, r.scales], -1), q.outer)
+    codes = torch.cat([weight.codes, residual.gather_blocks(weight.codes, blocks)], -1)
+    scales = torch.cat([weight.scales, weight.scales[..., blocks]], -1)
+    return a, NVFP4Tensor(codes, scales, weight.outer)
+
+
+def _tiles(rows: slice) -> list[slice]:
+    return [slice(s, min(s + TILE_ROWS, rows.stop)) for s in range(rows.start, rows.stop, TILE_ROWS)]
+
+
+def _rows(q: NVFP4Tensor, rows: slice) -> NVFP4Tensor:
+    return NVFP4Tensor(q.codes[rows], q.scales[rows], q.outer[rows] if q.outer.ndim else q.outer)

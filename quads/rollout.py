@@ -1,0 +1,182 @@
+"""The QUADS rollout without an engine: the same module tree, under the numerics that the rollout multiplies in.
+
+    rollout = rollout_numerics(model, recipe, seed=0)
+    with rollout, torch.no_grad():
+        logits = model(tokens).logits
+
+Each entry quantises the current master weights once (a refit); leaving restores the model. On CPU every product is
+emulated exactly; on CUDA it runs through quads.kernels.
+"""
+
+from __future__ import annotations
+
+import itertools
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from quads import qdq
+from quads.compensation import BlockSelector, augment
+from quads.emulation import quantizers
+from quads.emulation.quantizers import NVFP4Tensor
+from quads.operand import OperandWeight
+from quads.qat import check_weight
+from quads.recipes import Recipe
+from quads.sites import Site, find_sites
+
+
+def rollout_numerics(model: nn.Module, recipe: Recipe, *, seed: int = 0) -> Rollout:
+    """A re-enterable context in which `model` computes under the rollout numerics of `recipe`."""
+    return Rollout(model, recipe, seed)
+
+
+class Rollout:
+    """Context manager; keeps what must outlive one entry: static RAC selections and the random control's draw."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, seed: int) -> None:
+        self.recipe = recipe
+        self.sites = [] if recipe.rollout_weights == "bf16" else find_sites(model, recipe)
+        self._selectors = {
+            site.name: BlockSelector(recipe, site.weight.shape[-1], seed + index)
+            for index, site in enumerate(self.sites)
+        }
+        # One grouped product sees every row of a batch, which is what RAC's `batch` scope is about.
+        configs: list[Any] = [getattr(site.module, "config", None) for site in self.sites]
+        self._configs = [c for c in configs if getattr(c, "_experts_implementation", None) is not None]
+        self._implementations: list[tuple[Any, str]] = []
+        self._saved: list[tuple[Site, object]] = []
+
+    def __enter__(self) -> Rollout:
+        for site in self.sites:
+            check_weight(site)
+        operands = [self._operand(site) for site in self.sites]
+        for site, operand in zip(self.sites, operands, strict=True):
+            self._saved.append((site, _install(site, operand)))
+        self._implementations = [(config, config._experts_implementation) for config in self._configs]
+        for config in self._configs:
+            config._experts_implementation = "grouped_mm"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for config, implementation in self._implementations:
+            config._experts_implementation = implementation
+        while self._saved:
+            site, saved = self._saved.pop()
+            _restore(site, saved)
+        for selector in self._selectors.values():
+            selector.end_of_rollout()
+
+    @torch.no_grad()
+    def _operand(self, site: Site) -> Tensor:
+        weight = site.weight
+        if self.recipe.rollout_weights == "fp8":
+            value = qdq.fp8_weight(weight)
+            product: Fp8Product | Nvfp4Product = Fp8Product(value)
+        else:
+            quantized = qdq.quantize_weight(weight, self.recipe, qdq.outer_scale(site), site.name)
+            value = quantizers.dequantize(quantized, weight.dtype)
+            if self.recipe.rollout_activations == "bf16":
+                return site.k_last(value)
+            product = Nvfp4Product(quantized, self.recipe, self._selectors[site.name], site.name)
+        return OperandWeight.wrap(site.k_last(value.to(weight.dtype)), product, k_last=not site.transposed)
+
+
+class Fp8Product:
+    """Y = Q(X) Q(W)^T of the FP8 baseline: FP32 products and sums, one cast to X's dtype."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+    def expert(self, index: int) -> Fp8Product:
+        return Fp8Product(self.value[index])
+
+    def matmul(self, x: Tensor) -> Tensor:
+        return F.linear(qdq.fp8_activation(x), self.value).to(x.dtype)
+
+    def grouped_matmul(self, x: Tensor, ends: Tensor) -> Tensor:
+        activation = qdq.fp8_activation(x)
+        y = x.new_zeros(x.shape[0], self.value.shape[-2])
+        for expert, rows in enumerate(_groups(ends)):
+            y[rows] = F.linear(activation[rows], self.value[expert]).to(x.dtype)
+        return y
+
+
+class Nvfp4Product:
+    """W4A4, with RAC where the recipe asks for it: one GEMM over K + 16 * blocks columns, alpha after it in FP32."""
+
+    def __init__(self, weight: NVFP4Tensor, recipe: Recipe, selector: BlockSelector, name: str) -> None:
+        self.weight, self.recipe, self.selector, self.name = weight, recipe, selector, name
+
+    def expert(self, index: int) -> Nvfp4Product:
+        return Nvfp4Product(_slice(self.weight, index), self.recipe, self.selector, self.name)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        ends = torch.tensor([x.shape[0]], dtype=torch.int32)
+        experts = NVFP4Tensor(*(t.unsqueeze(0) for t in (self.weight.codes, self.weight.scales, self.weight.outer)))
+        return self._product(x, ends, experts)
+
+    def grouped_matmul(self, x: Tensor, ends: Tensor) -> Tensor:
+        return self._product(x, ends, self.weight)
+
+    def _product(self, x: Tensor, ends: Tensor, experts: NVFP4Tensor) -> Tensor:
+        y = x.new_zeros(x.shape[0], experts.codes.shape[-2])
+        used = x[: int(ends[-1])]
+        if used.numel() == 0:
+            return y
+        quantizers.check_input(used, f"activations of {self.name}")
+        q = quantizers.quantize(used, granularity=self.recipe.activation_outer)  # type: ignore[arg-type]
+        for rows, expert, blocks, keep in self.selector.select(used, q, _groups(ends)):
+            a, b = augment(used[rows], _slice(q, rows), _slice(experts, expert), blocks, keep)
+            alpha = (a.outer * b.outer).reshape(-1, 1)
+            y[rows] = (accumulate(a, b) * alpha).to(x.dtype)
+        return y
+
+
+def accumulate(a: NVFP4Tensor, b: NVFP4Tensor) -> Tensor:
+    """FP32 accumulator [M, N] of the block-scaled product, before any outer scale."""
+    return quantizers.unscaled(a) @ quantizers.unscaled(b).T
+
+
+def _groups(ends: Tensor) -> list[slice]:
+    bounds = [0, *ends.tolist()]
+    return [slice(start, end) for start, end in itertools.pairwise(bounds)]
+
+
+def _slice(q: NVFP4Tensor, index: int | slice) -> NVFP4Tensor:
+    return NVFP4Tensor(q.codes[index], q.scales[index], q.outer[index] if q.outer.ndim else q.outer)
+
+
+def _install(site: Site, operand: Tensor) -> object:
+    """Put `operand` where the module's forward reads the weight; returns what `_restore` needs."""
+    parametrizations = getattr(site.module, "parametrizations", None)
+    if parametrizations is not None and site.attribute in parametrizations:
+        saved = parametrizations[site.attribute]
+        parametrizations._modules[site.attribute] = _Constant(operand)
+        return saved
+    saved = site.module._parameters.pop(site.attribute)
+    site.module.__dict__[site.attribute] = operand
+    return saved
+
+
+def _restore(site: Site, saved: object) -> None:
+    if isinstance(saved, nn.Parameter):
+        del site.module.__dict__[site.attribute]
+        site.module._parameters[site.attribute] = saved
+    else:
+        site.module.parametrizations._modules[site.attribute] = saved  # type: ignore
+
+
+class _Constant(nn.Module):
+    """Stands in for a ParametrizationList while a rollout runs."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.__dict__["value"] = value
+
+    def forward(self) -> Tensor:
+        return self.value
