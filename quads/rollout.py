@@ -11,6 +11,7 @@ emulated exactly; on CUDA it runs through quads.kernels.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any
 
@@ -26,6 +27,7 @@ from quads.operand import OperandWeight
 from quads.qat import check_weight
 from quads.recipes import Recipe
 from quads.sites import Site, find_sites
+from quads.sync import PackedWeight
 
 
 def rollout_numerics(model: nn.Module, recipe: Recipe, *, seed: int = 0) -> Rollout:
@@ -48,6 +50,7 @@ class Rollout:
         self._configs = [c for c in configs if getattr(c, "_experts_implementation", None) is not None]
         self._implementations: list[tuple[Any, str]] = []
         self._saved: list[tuple[Site, object]] = []
+        self._quantized: dict[str, NVFP4Tensor] = {}
 
     def __enter__(self) -> Rollout:
         for site in self.sites:
@@ -68,8 +71,16 @@ class Rollout:
         while self._saved:
             site, saved = self._saved.pop()
             _restore(site, saved)
+        self._quantized.clear()
         for selector in self._selectors.values():
             selector.end_of_rollout()
+
+    def packed_weights(self) -> Iterator[PackedWeight]:
+        """What the running rollout multiplies by, as `verify_sync` takes it; nothing outside the context."""
+        for site, _ in self._saved:
+            q = self._quantized.get(site.name)
+            if q is not None:
+                yield PackedWeight(site.name, q.packed, q.scales, q.outer, site.parameter.dtype)
 
     @torch.no_grad()
     def _operand(self, site: Site) -> Tensor:
@@ -79,6 +90,7 @@ class Rollout:
             product: Fp8Product | Nvfp4Product = Fp8Product(value)
         else:
             quantized = qdq.quantize_weight(weight, self.recipe, qdq.outer_scale(site), site.name)
+            self._quantized[site.name] = quantized
             value = quantizers.dequantize(quantized, weight.dtype)
             if self.recipe.rollout_activations == "bf16":
                 return site.k_last(value)
