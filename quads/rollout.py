@@ -57,7 +57,7 @@ class Rollout:
             check_weight(site)
         operands = [self._operand(site) for site in self.sites]
         for site, operand in zip(self.sites, operands, strict=True):
-            self._saved.append((site, _install(site, operand)))
+            self._saved.append((site, install(site, operand)))
         self._implementations = [(config, config._experts_implementation) for config in self._configs]
         for config in self._configs:
             config._experts_implementation = "grouped_mm"
@@ -70,7 +70,7 @@ class Rollout:
             config._experts_implementation = implementation
         while self._saved:
             site, saved = self._saved.pop()
-            _restore(site, saved)
+            restore(site, saved)
         self._quantized.clear()
         for selector in self._selectors.values():
             selector.end_of_rollout()
@@ -163,8 +163,8 @@ def _slice(q: NVFP4Tensor, index: int | slice) -> NVFP4Tensor:
     return NVFP4Tensor(q.codes[index], q.scales[index], q.outer[index] if q.outer.ndim else q.outer)
 
 
-def _install(site: Site, operand: Tensor) -> object:
-    """Put `operand` where the module's forward reads the weight; returns what `_restore` needs."""
+def install(site: Site, operand: Tensor) -> object:
+    """Put `operand` where the module's forward reads the weight; returns what `restore` needs."""
     parametrizations = getattr(site.module, "parametrizations", None)
     if parametrizations is not None and site.attribute in parametrizations:
         saved = parametrizations[site.attribute]
@@ -175,7 +175,8 @@ def _install(site: Site, operand: Tensor) -> object:
     return saved
 
 
-def _restore(site: Site, saved: object) -> None:
+def restore(site: Site, saved: object) -> None:
+    """Undo `install`."""
     if isinstance(saved, nn.Parameter):
         del site.module.__dict__[site.attribute]
         site.module._parameters[site.attribute] = saved
