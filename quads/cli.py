@@ -14,7 +14,7 @@ import click
 import typer
 from rich.console import Console
 
-from quads.errors import CannotRunHere, GateFailed
+from quads.errors import CannotRunHereError, GateFailedError
 
 app = typer.Typer(
     name="quads",
@@ -37,11 +37,11 @@ def main() -> None:
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         _stop("interrupted: run the same command again to go on", 130)
-    except GateFailed as error:
+    except GateFailedError as error:
         _stop(str(error), 1)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
         _stop(str(error), 2)
-    except CannotRunHere as error:
+    except CannotRunHereError as error:
         _stop(str(error), 3)
 
 

@@ -1,9 +1,9 @@
 """Errors that the command line turns into exit codes. Bad input is a ValueError (exit 2)."""
 
 
-class CannotRunHere(RuntimeError):
+class CannotRunHereError(RuntimeError):
     """Hardware or a package is missing (exit 3); the message is one line and names the remedy."""
 
 
-class GateFailed(RuntimeError):
+class GateFailedError(RuntimeError):
     """A check ran and failed (exit 1)."""
