@@ -1,0 +1,98 @@
+"""Device functions shared by the kernels: E2M1 and E4M3 encode and decode, and the correctly rounded quotient.
+
+Everything is FP32 and integer arithmetic that Triton's interpreter and every chip agree on; `NATIVE` (a constexpr int)
+allows hardware conversions on top, with the same bits: 0 none, 89 cvt to E4M3, 100 cvt to E2M1 as well.
+Kernels that call these must be launched with enable_fp_fusion=False.
+
+Quotient. x / d costs two instructions for a divisor that is shared: with r = RN(1/d) and its tail t = fl(e * r),
+e = fl(1 - d * r) from one fused multiply-add, y = fma(x, r, fl(x * t)) differs from x / d by less than 2^-46
+relative before its one rounding. So y and fl(x/d) fall on the same side of every rounding boundary b of E2M1 (E4M3),
+unless x/d lies within 2^-46 of the edge of the interval that fl() rounds to b; tests/kernels/test_quotient.py lists every
+FP32 significand pair for which it does and checks them all. Needs 2^-41 <= d <= 2^69; other divisors take div_rn.
+
+E2M1. The code is piecewise linear in y: round-to-nearest-even of min(2y, y + 2, y/2 + 4), at most 7. Adding 2^23
+rounds to an integer, each line in one fused multiply-add; rounding is monotone, so the minimum may be taken after.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton import knobs
+
+INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
+SIXTH = tl.constexpr(0.16666667163372040)  # RN(1/6) and its tail: 1/6 - RN(1/6)
+SIXTH_TAIL = tl.constexpr(-4.9670538793123996e-09)
+OUTER_LOW = tl.constexpr(2.0**-32)  # outer scales for which the two-instruction quotient holds for every x
+OUTER_HIGH = tl.constexpr(2.0**60)
+MAGIC = tl.constexpr(8388608.0)  # 2^23: adding it rounds to an integer
+MAGIC_BITS = tl.constexpr(0x4B000000)
+
+
+@triton.jit
+def fused_multiply_add(x, y, z):
+    """fma(x, y, z) in FP32 with one rounding, also in the interpreter (which would round the product)."""
+    if INTERPRETED:
+        product = x.to(tl.float64) * y.to(tl.float64)  # exact: 48 bits
+        total = product + z
+        rest = total - product
+        error = (product - (total - rest)) + (z - rest)  # Knuth's TwoSum: total + error is exact
+        bits = total.to(tl.int64, bitcast=True)
+        # Round to odd, so that the second rounding to FP32 is the only one (Boldo and Melquiond, 2008).
+        away = tl.where((error > 0) == (total > 0), 1, -1)
+        inexact = (error != 0) & (tl.abs(total) < float("inf")) & ((bits & 1) == 0)
+        return (bits + tl.where(inexact, away, 0)).to(tl.float64, bitcast=True).to(tl.float32)
+    else:
+        return tl.fma(x, y, z)
+
+
+@triton.jit
+def reciprocal(d):
+    """(RN(1/d), tail): their sum is 1/d to 2^-47. d is FP32, positive, in the range of the module docstring."""
+    head = tl.div_rn(tl.full(d.shape, 1.0, tl.float32), d)
+    return head, fused_multiply_add(-d, head, tl.full(d.shape, 1.0, tl.float32)) * head
+
+
+@triton.jit
+def quotient(x, head, tail):
+    """x / d for a `reciprocal` of d: on the same side as fl(x/d) of every E2M1 and E4M3 rounding boundary."""
+    return fused_multiply_add(x, head, x * tail)
+
+
+@triton.jit
+def e4m3_encode(t, NATIVE: tl.constexpr):
+    """E4M3 code (int32, 0 to 0x7E) of t >= 0: round to nearest even, saturating."""
+    if NATIVE >= 89:
+        return t.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int32)
+    else:
+        bits = t.to(tl.int32, bitcast=True)
+        normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+        subnormal = (t * 512.0 + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
+        return tl.minimum(tl.where(t < 0.015625, subnormal, normal), 0x7E)
+
+
+@triton.jit
+def e4m3_decode(code):
+    """FP32 value of an E4M3 code (int32, 0 to 0x7E). Exact."""
+    return (code << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36  # 2^120
+
+
+@triton.jit
+def e2m1_magic(y):
+    """2^23 + E2M1 magnitude code of y >= 0, as FP32: round to nearest even, saturating."""
+    low = tl.fma(y, 2.0, MAGIC)
+    middle = y + (MAGIC + 2.0)
+    high = tl.fma(y, 0.5, MAGIC + 4.0)
+    return tl.minimum(tl.minimum(low, middle), tl.minimum(high, MAGIC + 7.0))
+
+
+@triton.jit
+def e2m1_encode(y):
+    """E2M1 magnitude code (int32, 0 to 7) of y >= 0."""
+    return e2m1_magic(y).to(tl.int32, bitcast=True) - MAGIC_BITS
+
+
+@triton.jit
+def e2m1_decode(code):
+    """FP32 magnitude of an E2M1 code (int32; the sign bit is ignored). Exact."""
+    return ((code & 7) << 22).to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
