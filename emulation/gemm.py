@@ -1,0 +1,121 @@
+"""NVFP4 matrix products as the tensor cores do them: K order, split-K, alpha, output rounding, RAC's extra columns.
+
+Accumulator: K in 64-steps, ascending, each rounded toward zero (mma.Model "nvfp4"); K is padded with zero codes to a
+multiple of 64. Split-K s: s contiguous ranges of whole steps, each from zero; the partial FP32 sums are then added in
+ascending order, round to nearest. Output: RNE_dtype(fl(alpha * acc)), alpha = g_x * g_w an FP32 input.
+RAC: the selected residual columns follow the K columns, with the weight's own codes and block scales of the same
+blocks: [Q(X), Q(R_S)] [Q(W), Q(W)_S]^T. Sources: numerics of CUTLASS, vLLM, FlashInfer epilogues; mmasim 2.1.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quads.emulation import exact_chain, mma
+from quads.emulation.quantizers import BLOCK, Granularity, NVFP4Tensor, quantize
+from quads.emulation.residual import gather_blocks, quantize_residual
+
+NVFP4 = mma.model("nvfp4")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A quantised matrix [rows, K] decoded once for many products; `prepare` makes it."""
+
+    q: NVFP4Tensor
+    decoded: exact_chain.Decoded
+
+
+def prepare(q: NVFP4Tensor) -> Prepared:
+    """Decode `q` (codes [rows, K], K a multiple of 16), to be used in many calls of `matmul` (a weight, say).
+
+    Raises ValueError on a shape that is not two-dimensional, empty, or whose scales do not match.
+    """
+    operand = mma.Operand(q.codes, q.scales)
+    mma.check_operands(operand, operand, NVFP4)
+    if q.codes.ndim != 2:
+        raise ValueError(f"codes of shape {tuple(q.codes.shape)}: expected [rows, K]")
+    return Prepared(q, exact_chain.decode(_padded(operand)))
+
+
+def _padded(operand: mma.Operand) -> mma.Operand:
+    """K filled up with zero codes and zero scales to a multiple of 64."""
+    assert operand.scales is not None
+    missing = -operand.codes.shape[-1] % exact_chain.STEP
+    if not missing:
+        return operand
+    pad = torch.nn.functional.pad
+    return mma.Operand(pad(operand.codes, (0, missing)), pad(operand.scales, (0, missing // BLOCK)), operand.format)
+
+
+def matmul(
+    a: NVFP4Tensor | Prepared, b: NVFP4Tensor | Prepared, *, model: mma.Model = NVFP4, split_k: int = 1
+) -> Tensor:
+    """FP32 accumulator [M, N] of A B^T, before alpha: codes and block scales only, outer scales unused.
+
+    a: codes [M, K]; b: codes [N, K]. Bit for bit the result of `mma.chain`; `exact_chain` says how it is this fast.
+    """
+    a, b = (x if isinstance(x, Prepared) else prepare(x) for x in (a, b))
+    if a.q.codes.shape[-1] != b.q.codes.shape[-1]:
+        raise ValueError(f"K differs: a has {a.q.codes.shape[-1]}, b has {b.q.codes.shape[-1]}")
+    if split_k == 1:
+        return exact_chain.chain(a.decoded, b.decoded, model)
+    parts = [exact_chain.chain(x, y, model) for x, y in _split(a.decoded, b.decoded, split_k)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total
+
+
+def _split(a: exact_chain.Decoded, b: exact_chain.Decoded, split_k: int) -> list[tuple[exact_chain.Decoded, ...]]:
+    steps = a.values.shape[-1] // exact_chain.STEP
+    if not 1 <= split_k <= steps:
+        raise ValueError(f"split_k = {split_k} is not between 1 and the {steps} steps of 64 in K")
+    share = -(-steps // split_k) * exact_chain.STEP
+    ranges = [(start, min(start + share, a.values.shape[-1])) for start in range(0, a.values.shape[-1], share)]
+    return [tuple(exact_chain.decode(x.operand.chunk(*r, BLOCK)) for x in (a, b)) for r in ranges]
+
+
+def epilogue(acc: Tensor, alpha: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """RNE_dtype(fl(alpha * acc)): `acc` [M, N] float32, `alpha` float32 [] or [M, 1]."""
+    return (acc * alpha).to(dtype)
+
+
+def linear(
+    x: Tensor,
+    w: NVFP4Tensor | Prepared,
+    *,
+    granularity: Granularity = "token",
+    rac_blocks: Tensor | None = None,
+    model: mma.Model = NVFP4,
+    split_k: int = 1,
+) -> Tensor:
+    """A whole NVFP4 linear layer: `x` [..., K] (bfloat16, float16 or float32) to [..., N] in the dtype of `x`.
+
+    w: codes [N, K], one outer scale. rac_blocks: ascending 16-block indices (int64 [S]) that every row compensates.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    q = quantize(rows, granularity=granularity)
+    weight = w.q if isinstance(w, Prepared) else w
+    alpha = q.outer * weight.outer
+    if rac_blocks is None or rac_blocks.numel() == 0:
+        acc = matmul(q, w, model=model, split_k=split_k)
+    else:
+        extra = quantize_residual(rows, q, rac_blocks)
+        acc = matmul(concat_k(q, extra), concat_k(weight, select_blocks(weight, rac_blocks)), model=model, split_k=split_k)
+    return epilogue(acc, alpha, x.dtype).unflatten(0, x.shape[:-1])
+
+
+def select_blocks(q: NVFP4Tensor, blocks: Tensor) -> NVFP4Tensor:
+    """The same codes and block scales of the 16-blocks `blocks`, bit for bit."""
+    return NVFP4Tensor(gather_blocks(q.codes, blocks), q.scales[..., blocks], q.outer)
+
+
+def concat_k(q: NVFP4Tensor, extra: NVFP4Tensor) -> NVFP4Tensor:
+    """`extra` appended along K, with the outer scale of `q`; no padding in between, `matmul` pads the end."""
+    return NVFP4Tensor(
+        torch.cat([q.codes, extra.codes], dim=-1), torch.cat([q.scales, extra.scales], dim=-1), q.outer
+    )
