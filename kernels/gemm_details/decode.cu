@@ -1,0 +1,265 @@
+// W4A4 product for few tokens on tensor cores without FP4: y[token][row] = sum_k W[row][k] X[token][k].
+//
+// Both operands arrive as E2M1 codes and E4M3 block scales, are decoded in registers to bf16 (exact: code * block
+// scale has six significant bits) and go through mma.sync.m16n8k16 with the weight as the A operand. One thread block
+// owns 64 weight rows and TOKENS tokens; its warps share K by chunks of four scale blocks, one block for each of the
+// four lanes of a quad, so that a lane needs one scale per row and chunk. Each warp streams its chunks through its own
+// ring in shared memory (cp.async); only the final sum over the warps needs a barrier.
+//
+// RAC: a block that the residual repeats is multiplied while its decoded weight is still in registers, so the
+// duplicated columns cost neither memory traffic nor a second decode.
+//
+// Compiled by NVRTC with -D: TOKENS, WARPS, STAGES, RESIDUAL, GROUPED, SWIGLU, OUT_FLOAT, MIN_BLOCKS.
+// Prepacked weight (see prepack.py), for each tile of 64 rows and each block of 16 along K:
+//   codes  512 bytes: [i 4][g 8][h 2][8 bytes], row = 16 i + 8 h + g; bits of each 32-bit word moved, see `pair`
+//   scales  64 bytes: [g 8][i 4][h 2], E5M3 with bias 10 (every E4M3 value as a normal number), 0xFF = NaN
+
+constexpr int N_TILES = TOKENS / 8;
+constexpr int SETS = RESIDUAL ? 2 : 1;  // activation sets: main, residual
+constexpr int CODE_BYTES = 2048, SCALE_BYTES = 256, TOKEN_BYTES = TOKENS * 32;
+constexpr int STAGE_BYTES = CODE_BYTES + SCALE_BYTES + SETS * TOKEN_BYTES;
+constexpr int SUM_STRIDE = 68;  // 64 rows and a pad that keeps fragment stores free of bank conflicts
+constexpr float UNSCALE = 274877906944.0f;  // 2^38: both operands are decoded as value * 2^-19
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool keep) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(keep ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void copy8(u32 to, const void* from, bool keep) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(keep ? 8 : 0) : "memory");
+}
+__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING>
+__device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
+
+__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+struct Operands {
+    const u8* w_codes;   // [groups, N/64, KB, 512]
+    const u8* w_scales;  // [groups, N/64, KB, 64]
+    const float* w_outer;  // [groups] or [groups, 2] (gate, up)
+    const u8* x_codes;   // [rows, (KB + S) * 8]
+    const u8* x_scales;  // [rows, KB + S]
+    const float* x_outer;  // [] or [rows]
+    const int* blocks;   // [selections, S], the K blocks that the residual columns repeat
+    void* out;           // [rows out, N] or [rows out, N/2] (SwiGLU)
+    float* partial;      // [splits, tiles, TOKENS * 64] where the grid splits K
+    int* arrivals;       // [tiles], zero between launches
+    const int* slots;    // GROUPED: [token blocks * TOKENS], index of an output row, -1 where empty
+    const int* groups;   // GROUPED: [token blocks], weight of each token block, -1 past the last
+    const int* selections;  // GROUPED: [token blocks] row of `blocks`, or null for row 0
+    int rows, n, k_blocks, extra, outer_per_row, slot_share;  // slot_share: output rows per activation row
+};
+
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm(const Operands p) {
+    extern __shared__ __align__(128) u8 memory[];
+    __shared__ int token_row[TOKENS], out_row[TOKENS];
+    __shared__ bool last;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    const int tile = blockIdx.x, tiles = gridDim.x, split = blockIdx.z, splits = gridDim.z;
+    const int group = GROUPED ? p.groups[blockIdx.y] : 0;
+    if (group < 0) return;
+
+    u8* ring = memory + warp * STAGES * STAGE_BYTES;
+    short* position = reinterpret_cast<short*>(memory + WARPS * STAGES * STAGE_BYTES);
+    if (threadIdx.x < TOKENS) {
+        const int slot = blockIdx.y * TOKENS + threadIdx.x;
+        const int target = GROUPED ? p.slots[slot] : (slot < p.rows ? slot : -1);
+        out_row[threadIdx.x] = target;
+        token_row[threadIdx.x] = target < 0 ? -1 : target / p.slot_share;
+    }
+    if (RESIDUAL) {
+        for (int i = threadIdx.x; i < p.k_blocks; i += WARPS * 32) position[i] = -1;
+        __syncthreads();
+        const int* blocks = p.blocks + (GROUPED && p.selections ? p.selections[blockIdx.y] * p.extra : 0);
+        for (int i = threadIdx.x; i < p.extra; i += WARPS * 32) position[blocks[i]] = (short)i;
+    }
+    __syncthreads();
+
+    const int chunks = (p.k_blocks + 3) >> 2, slices = WARPS * splits, slice = split * WARPS + warp;
+    const size_t unit = ((size_t)group * tiles + tile) * p.k_blocks;
+    const u8* w_codes = p.w_codes + unit * 512 + g * 16;
+    const u8* w_scales = p.w_scales + unit * 64 + g * 8;
+    const int width = p.k_blocks + p.extra;
+    const u8 *x_codes[N_TILES], *x_scales[N_TILES];
+    bool live[N_TILES];
+#pragma unroll
+    for (int j = 0; j < N_TILES; j++) {
+        const int row = token_row[j * 8 + g];
+        live[j] = row >= 0;
+        x_codes[j] = p.x_codes + (size_t)max(row, 0) * width * 8;
+        x_scales[j] = p.x_scales + (size_t)max(row, 0) * width;
+    }
+
+    auto residual_block = [&](int block) -> int {
+        return block < p.k_blocks && position[block] >= 0 ? p.k_blocks + position[block] : -1;
+    };
+    auto fetch = [&](int chunk, int stage) {
+        if (chunk < chunks) {
+            const int block = chunk * 4 + t;
+            const bool keep = block < p.k_blocks;
+            const int safe = keep ? block : 0;
+            const u32 to = shared_address(ring + stage * STAGE_BYTES);
+#pragma unroll
+            for (int i = 0; i < 4; i++) copy16(to + i * 512 + lane * 16, w_codes + (size_t)safe * 512 + i * 128, keep);
+            copy8(to + CODE_BYTES + lane * 8, w_scales + (size_t)safe * 64, keep);
+#pragma unroll
+            for (int j = 0; j < N_TILES; j++)
+                copy8(to + CODE_BYTES + SCALE_BYTES + j * 256 + lane * 8, x_codes[j] + safe * 8, keep && live[j]);
+            if (RESIDUAL) {
+                const int extra = residual_block(block);
+#pragma unroll
+                for (int j = 0; j < N_TILES; j++)
+                    copy8(to + CODE_BYTES + SCALE_BYTES + TOKEN_BYTES + j * 256 + lane * 8,
+                          x_codes[j] + max(extra, 0) * 8, extra >= 0 && live[j]);
+            }
+        }
+        commit();
+    };
+    // Scale bytes of the activations go through registers, one chunk ahead.
+    auto fetch_scales = [&](u32 (&s)[SETS][N_TILES], int chunk) {
+        const int block = chunk * 4 + t;
+        const int extra = RESIDUAL ? residual_block(block) : -1;
+#pragma unroll
+        for (int j = 0; j < N_TILES; j++) {
+            s[0][j] = block < p.k_blocks && live[j] ? __ldg(x_scales[j] + block) : 0;
+            if (RESIDUAL) s[SETS - 1][j] = extra >= 0 && live[j] ? __ldg(x_scales[j] + extra) : 0;
+        }
+    };
+
+    float acc[4][N_TILES][4] = {};
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) fetch(slice + s * slices, s);
+    u32 next_scale[SETS][N_TILES];
+    fetch_scales(next_scale, slice);
+
+    int stage = 0;
+    for (int chunk = slice; chunk < chunks; chunk += slices) {
+        wait<STAGES - 2>();
+        const u8* at = ring + stage * STAGE_BYTES;
+        uint4 words[4];
+        u64 tokens[SETS][N_TILES];
+#pragma unroll
+        for (int i = 0; i < 4; i++) words[i] = *reinterpret_cast<const uint4*>(at + i * 512 + lane * 16);
+        const uint2 packed_scales = *reinterpret_cast<const uint2*>(at + CODE_BYTES + lane * 8);
+#pragma unroll
+        for (int set = 0; set < SETS; set++)
+#pragma unroll
+            for (int j = 0; j < N_TILES; j++)
+                tokens[set][j] = *reinterpret_cast<const u64*>(
+                    at + CODE_BYTES + SCALE_BYTES + set * TOKEN_BYTES + j * 256 + lane * 8);
+        u32 x_scale[SETS][N_TILES];
+        bool any = false;
+#pragma unroll
+        for (int set = 0; set < SETS; set++)
+#pragma unroll
+            for (int j = 0; j < N_TILES; j++) x_scale[set][j] = token_scale(next_scale[set][j]);
+        if (RESIDUAL) any = __any_sync(0xFFFFFFFFu, residual_block(chunk * 4 + t) >= 0);
+        fetch_scales(next_scale, chunk + slices);
+        const int ahead = stage == 0 ? STAGES - 1 : stage - 1;
+        fetch(chunk + (STAGES - 1) * slices, ahead);
+
+        const u32 w_scale[4][2] = {
+            {weight_scale<0>(packed_scales.x), weight_scale<1>(packed_scales.x)},
+            {weight_scale<2>(packed_scales.x), weight_scale<3>(packed_scales.x)},
+            {weight_scale<0>(packed_scales.y), weight_scale<1>(packed_scales.y)},
+            {weight_scale<2>(packed_scales.y), weight_scale<3>(packed_scales.y)}};
+
+#define STEP(M)                                                                                               \
+    {                                                                                                         \
+        u32 a[4][4], b[SETS][N_TILES][2];                                                                     \
+        _Pragma("unroll") for (int i = 0; i < 4; i++) {                                                       \
+            const u32 low = (M) < 2 ? words[i].x : words[i].y, high = (M) < 2 ? words[i].z : words[i].w;      \
+            a[i][0] = multiply(pair_packed<((M)&1) * 2>(low), w_scale[i][0]);                                 \
+            a[i][1] = multiply(pair_packed<((M)&1) * 2>(high), w_scale[i][1]);                                \
+            a[i][2] = multiply(pair_packed<((M)&1) * 2 + 1>(low), w_scale[i][0]);                             \
+            a[i][3] = multiply(pair_packed<((M)&1) * 2 + 1>(high), w_scale[i][1]);                            \
+        }                                                                                                     \
+        _Pragma("unroll") for (int set = 0; set < SETS; set++) {                                              \
+            if (set && !any) continue;                                                                        \
+            _Pragma("unroll") for (int j = 0; j < N_TILES; j++) {                                             \
+                const u32 word = (M) < 2 ? (u32)tokens[set][j] : (u32)(tokens[set][j] >> 32);                 \
+                b[set][j][0] = multiply(pair_linear<((M)&1) * 2>(word), x_scale[set][j]);                     \
+                b[set][j][1] = multiply(pair_linear<((M)&1) * 2 + 1>(word), x_scale[set][j]);                 \
+            }                                                                                                 \
+            _Pragma("unroll") for (int i = 0; i < 4; i++)                                                     \
+                _Pragma("unroll") for (int j = 0; j < N_TILES; j++) mma(acc[i][j], a[i], b[set][j]);          \
+        }                                                                                                     \
+    }
+        STEP(0) STEP(1) STEP(2) STEP(3)
+        stage = stage == STAGES - 1 ? 0 : stage + 1;
+    }
+
+    // Sum over the warps, in ascending order, then over the grid's splits, in ascending order.
+    wait<0>();
+    __syncthreads();
+    float* sums = reinterpret_cast<float*>(memory);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < N_TILES; j++)
+#pragma unroll
+            for (int c = 0; c < 4; c++)
+                sums[(warp * TOKENS + j * 8 + t * 2 + (c & 1)) * SUM_STRIDE + i * 16 + (c >> 1) * 8 + g] = acc[i][j][c];
+    __syncthreads();
+    for (int e = threadIdx.x; e < TOKENS * 64; e += WARPS * 32) {
+        float* first = sums + (e >> 6) * SUM_STRIDE + (e & 63);
+        float total = *first;
+#pragma unroll
+        for (int w = 1; w < WARPS; w++) total = __fadd_rn(total, first[w * TOKENS * SUM_STRIDE]);
+        *first = total;
+    }
+    if (splits > 1) {
+        const size_t output_tile = (size_t)blockIdx.y * tiles + tile, all = (size_t)gridDim.y * tiles;
+        for (int e = threadIdx.x; e < TOKENS * 64; e += WARPS * 32)
+            p.partial[(split * all + output_tile) * TOKENS * 64 + e] = sums[(e >> 6) * SUM_STRIDE + (e & 63)];
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) last = atomicAdd(p.arrivals + output_tile, 1) == splits - 1;
+        __syncthreads();
+        if (!last) return;
+        if (threadIdx.x == 0) p.arrivals[output_tile] = 0;
+        __threadfence();
+        for (int e = threadIdx.x; e < TOKENS * 64; e += WARPS * 32) {
+            float total = __ldcg(p.partial + output_tile * TOKENS * 64 + e);
+            for (int s = 1; s < splits; s++)
+                total = __fadd_rn(total, __ldcg(p.partial + (s * all + output_tile) * TOKENS * 64 + e));
+            sums[(e >> 6) * SUM_STRIDE + (e & 63)] = total;
+        }
+    }
+    __syncthreads();
+
+    auto outer = [&](int token) { return p.x_outer[p.outer_per_row ? token_row[token] : 0]; };
+    if (SWIGLU) {
+        const int channels = p.n >> 1;
+        for (int e = threadIdx.x; e < TOKENS * 32; e += WARPS * 32) {
+            const int token = e >> 5, channel = tile * 32 + (e & 31);
+            if (out_row[token] < 0 || channel >= channels) continue;
+            const float* sum = sums + token * SUM_STRIDE + ((e & 31) >> 3) * 16 + (e & 7);
+            const float gate = __fmul_rn(sum[0] * UNSCALE, __fmul_rn(outer(token), p.w_outer[group * 2]));
+            const float up = __fmul_rn(sum[8] * UNSCALE, __fmul_rn(outer(token), p.w_outer[group * 2 + 1]));
+            const float gate_bf16 = __uint_as_float(to_bf16(gate) << 16), up_bf16 = __uint_as_float(to_bf16(up) << 16);
+            const float silu = __fdiv_rn(gate_bf16, __fadd_rn(1.0f, expf(-gate_bf16)));
+            reinterpret_cast<u16*>(p.out)[(size_t)out_row[token] * channels + channel] =
+                (u16)to_bf16(__fmul_rn(silu, up_bf16));
+        }
+        return;
+    }
+    for (int e = threadIdx.x; e < TOKENS * 64; e += WARPS * 32) {
+        const int token = e >> 6, row = tile * 64 + (e & 63);
+        if (out_row[token] < 0 || row >= p.n) continue;
+        const float alpha = __fmul_rn(outer(token), p.w_outer[group]);
+        const float y = __fmul_rn(sums[token * SUM_STRIDE + (e & 63)] * UNSCALE, alpha);
+        const size_t at = (size_t)out_row[token] * p.n + row;
+        if (OUT_FLOAT) reinterpret_cast<float*>(p.out)[at] = y;
+        else reinterpret_cast<u16*>(p.out)[at] = (u16)to_bf16(y);
+    }
+}

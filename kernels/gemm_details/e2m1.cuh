@@ -1,0 +1,49 @@
+// E2M1 codes and their block scales to bf16 pairs, by integer operations; shared by the CUDA C++ kernels.
+// A code is placed as a bf16 of value * 2^-126 (E2M1's subnormal lands on bf16's), a scale as scale * 2^107, and the
+// product, value * 2^-19, is exact: it has six significant bits.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+    u32 d;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+    return d;
+}
+// Codes P and P + 4 of a linear word as bf16x2 * 2^-126: sign to bit 15, exponent and mantissa to bits 8..6.
+template <int P>
+__device__ __forceinline__ u32 pair_linear(u32 w) {
+    const u32 magnitude = P == 0 ? w << 6 : P == 1 ? w << 2 : P == 2 ? w >> 2 : w >> 6;
+    const u32 sign = P == 0 ? w << 12 : P == 1 ? w << 8 : P == 2 ? w << 4 : w;
+    return (magnitude & 0x01C001C0u) | (sign & 0x80008000u);
+}
+// The same of a prepacked word, whose bits lie so that codes 0 and 1 need no second shift. In each half:
+// code 0 sign 15, magnitude 8..6; code 1 sign 12, 5..3; code 2 sign 14, 2..0; code 3 sign 13, 11..9.
+template <int P>
+__device__ __forceinline__ u32 pair_packed(u32 w) {
+    if (P == 0) return w & 0x81C081C0u;
+    if (P == 1) return (w << 3) & 0x81C081C0u;
+    const u32 magnitude = P == 2 ? w << 6 : w >> 3;
+    const u32 sign = P == 2 ? w << 1 : w << 2;
+    return (magnitude & 0x01C001C0u) | (sign & 0x80008000u);
+}
+// Byte `INDEX` of w, an E5M3 scale, as bf16x2 of scale * 2^107.
+template <int INDEX>
+__device__ __forceinline__ u32 weight_scale(u32 w) {
+    return __byte_perm(w, 0, INDEX | 0x4040 | (INDEX << 8)) * 16u + 0x70007000u;
+}
+// E4M3 byte as bf16x2 of scale * 2^107; the sign bit is ignored, 0x7F is NaN.
+__device__ __forceinline__ u32 token_scale(u32 byte) {
+    const u32 magnitude = byte & 0x7Fu;
+    float s = __uint_as_float(magnitude << 20) * 1.329227995784916e36f * 1.6225927682921336e32f;  // 2^120, 2^107
+    s = magnitude == 0x7Fu ? __uint_as_float(0x7FC00000u) : s;
+    return __byte_perm(__float_as_uint(s), 0, 0x3232);
+}
+// A float as bf16 bits, to nearest even.
+__device__ __forceinline__ u32 to_bf16(float v) {
+    u32 d;
+    asm("{.reg .b16 h; cvt.rn.bf16.f32 h, %1; mov.b32 %0, {h, 0};}" : "=r"(d) : "f"(v));
+    return d;
+}

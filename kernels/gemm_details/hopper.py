@@ -1,0 +1,185 @@
+"""Launches of the CUDA C++ kernels: the decode product, and the passes around the large product."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from quads.emulation.quantizers import BLOCK
+from quads.kernels.gemm_details import nvrtc
+from quads.kernels.prepack import TILE, PreparedWeight, Quantized
+
+_HERE = Path(__file__).parent
+_SUM_STRIDE = 68  # as in decode.cu
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Shape of the decode kernel: tokens of a thread block, warps that share K, ring depth, splits of K."""
+
+    tokens: int
+    warps: int = 8
+    stages: int = 4
+    splits: int = 1
+    min_blocks: int = 1
+
+    def shared(self, k_blocks: int, residual: bool) -> int:
+        """Dynamic shared memory in bytes: rings and position table, or the partial sums that take their place."""
+        stage = 2048 + 256 + (2 if residual else 1) * self.tokens * 32
+        ring = self.warps * self.stages * stage + (2 * k_blocks if residual else 0)
+        return max(ring, self.warps * self.tokens * _SUM_STRIDE * 4)
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Routed rows of a grouped product, in blocks of `Plan.tokens` slots.
+
+    slots int32 [blocks * tokens]: output row, or -1; groups int32 [blocks]: weight of a block, or -1;
+    selections int32 [blocks] or None: row of the RAC block list that a token block uses;
+    share: output rows that read one activation row (top-k of the first product, 1 of the second).
+    """
+
+    slots: Tensor
+    groups: Tensor
+    selections: Tensor | None
+    share: int
+    rows_out: int
+
+
+class _Operands(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in (
+            "w_codes", "w_scales", "w_outer", "x_codes", "x_scales", "x_outer", "blocks", "out", "partial",
+            "arrivals", "slots", "groups", "selections")),
+        *((name, ctypes.c_int) for name in ("rows", "n", "k_blocks", "extra", "outer_per_row", "slot_share")),
+    ]  # fmt: skip
+
+
+def decode(
+    a: Quantized,
+    b: PreparedWeight,
+    plan: Plan,
+    *,
+    blocks: Tensor | None = None,
+    grouping: Grouping | None = None,
+    swiglu: bool = False,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """The product of `a` with one weight, or with the weight of each token block of `grouping`.
+
+    `blocks` int32 [S] or [selections, S]. Result [M, N], or [rows_out, N] ([rows_out, N/2] with `swiglu`).
+    """
+    rows = a.packed.shape[0]
+    extra = 0 if blocks is None else blocks.shape[-1]
+    token_blocks = -(-rows // plan.tokens) if grouping is None else grouping.groups.numel()
+    columns = b.n // 2 if swiglu else b.n
+    out = torch.empty((grouping.rows_out if grouping else rows, columns), dtype=out_dtype, device=a.packed.device)
+    if token_blocks == 0:
+        return out
+    tiles = b.codes.shape[1]
+    partial, arrivals = _split_buffers(plan, tiles * token_blocks, a.packed.device)
+    operands = _Operands(
+        *(None if x is None else x.data_ptr() for x in (
+            b.codes, b.scales, b.outer, a.packed, a.scales, a.outer, blocks, out, partial, arrivals,
+            grouping.slots if grouping else None, grouping.groups if grouping else None,
+            grouping.selections if grouping else None)),
+        rows, b.n, b.k // BLOCK, extra, int(a.outer.numel() > 1), grouping.share if grouping else 1,
+    )  # fmt: skip
+    kernel = _decode_kernel(plan, extra > 0, grouping is not None, swiglu, out_dtype == torch.float32, b.k // BLOCK)
+    kernel((tiles, token_blocks, plan.splits), operands)
+    return out
+
+
+@cache
+def _decode_kernel(
+    plan: Plan, residual: bool, grouped: bool, swiglu: bool, out_float: bool, k_blocks: int
+) -> nvrtc.Kernel:
+    return nvrtc.load(
+        (_HERE / "e2m1.cuh", _HERE / "decode.cu"),
+        "decode_gemm",
+        decode_defines(plan, residual, grouped, swiglu, out_float),
+        plan.warps * 32,
+        plan.shared(k_blocks, residual),
+    )
+
+
+def decode_defines(
+    plan: Plan, residual: bool, grouped: bool, swiglu: bool, out_float: bool
+) -> tuple[tuple[str, int], ...]:
+    values = {
+        "TOKENS": plan.tokens, "WARPS": plan.warps, "STAGES": plan.stages, "MIN_BLOCKS": plan.min_blocks,
+        "RESIDUAL": residual, "GROUPED": grouped, "SWIGLU": swiglu, "OUT_FLOAT": out_float,
+    }  # fmt: skip
+    return tuple((key, int(value)) for key, value in values.items())
+
+
+def _split_buffers(plan: Plan, output_tiles: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    if plan.splits == 1:
+        return None, None
+    partial = torch.empty(plan.splits * output_tiles * plan.tokens * TILE, dtype=torch.float32, device=device)
+    return partial, _arrivals(device, 1 << (output_tiles - 1).bit_length())
+
+
+@cache
+def _arrivals(device: torch.device, count: int) -> Tensor:
+    """Counters that every launch leaves at zero."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+class _Tokens(ctypes.Structure):
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("codes", "scales", "out")), ("words", ctypes.c_longlong)]
+
+
+class _Weight(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("codes", "scales", "blocks", "out")),
+        *((name, ctypes.c_int) for name in ("n", "k_blocks", "extra")),
+    ]
+
+
+class _Epilogue(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("product", "x_outer", "w_outer", "out")),
+        ("quads", ctypes.c_longlong),
+        *((name, ctypes.c_int) for name in ("quads_per_row", "outer_per_row")),
+    ]
+
+
+def expand_tokens(a: Quantized) -> Tensor:
+    """code * block scale of linear codes as bfloat16 [M, K]; exact."""
+    rows, width = a.scales.shape
+    out = torch.empty((rows, width * BLOCK), dtype=torch.bfloat16, device=a.packed.device)
+    words = rows * width * 2
+    arguments = _Tokens(a.packed.data_ptr(), a.scales.data_ptr(), out.data_ptr(), words)
+    _pass("expand_tokens")((min(-(-words // 256), 132 * 32), 1, 1), arguments)
+    return out
+
+
+def expand_weight(b: PreparedWeight, blocks: Tensor | None = None) -> Tensor:
+    """code * block scale of a prepared weight as bfloat16 [N, K + 16 S], the blocks of `blocks` appended; exact."""
+    extra = 0 if blocks is None else blocks.numel()
+    width = b.k // BLOCK + extra
+    out = torch.empty((b.n, width * BLOCK), dtype=torch.bfloat16, device=b.codes.device)
+    pointers = (None if x is None else x.data_ptr() for x in (b.codes, b.scales, blocks, out))
+    _pass("expand_weight")((-(-width // 16), b.codes.shape[1], 1), _Weight(*pointers, b.n, b.k // BLOCK, extra))
+    return out
+
+
+def scale_product(product: Tensor, x_outer: Tensor, w_outer: Tensor) -> Tensor:
+    """bfloat16 of product * (x_outer * w_outer); float32 [M, N], N % 4 == 0."""
+    out = torch.empty(product.shape, dtype=torch.bfloat16, device=product.device)
+    quads, per_row = product.numel() // 4, product.shape[1] // 4
+    pointers = (x.data_ptr() for x in (product, x_outer, w_outer, out))
+    arguments = _Epilogue(*pointers, quads, per_row, int(x_outer.numel() > 1))
+    _pass("scale_product")((min(-(-quads // 256), 132 * 32), 1, 1), arguments)
+    return out
+
+
+@cache
+def _pass(name: str) -> nvrtc.Kernel:
+    return nvrtc.load((_HERE / "e2m1.cuh", _HERE / "expand.cu"), name, (), 256, 0)
