@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from quads.emulation import quantizers
-from quads.emulation.quantizers import NVFP4Tensor
+from quads.emulation.quantizers import BLOCK, NVFP4Tensor
 from quads.recipes import Recipe
 from quads.sites import Site
 
@@ -22,7 +23,12 @@ def outer_scale(site: Site) -> Tensor:
 
 
 def _amax(weight: Tensor) -> Tensor:
-    return weight.abs().amax(dim=(-2, -1), keepdim=weight.ndim > 2).float()
+    return whole(weight.abs().amax(dim=(-2, -1), keepdim=weight.ndim > 2).float())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full tensor of a DTensor (every rank takes part); a plain tensor as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def quantize_weight(weight: Tensor, recipe: Recipe, outer: Tensor, name: str = "weight") -> NVFP4Tensor:
@@ -32,8 +38,20 @@ def quantize_weight(weight: Tensor, recipe: Recipe, outer: Tensor, name: str = "
 
 
 def fake_quantize(weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:
-    """Q(W) in the dtype of `weight`, with a straight-through gradient."""
-    return _FakeQuantize.apply(weight, recipe, outer)
+    """Q(W) in the dtype of `weight`, with a straight-through gradient.
+
+    A DTensor is quantised shard by shard with the outer scale of the whole; ValueError where its shards cut a 16-block.
+    """
+    if not isinstance(weight, DTensor):
+        return _FakeQuantize.apply(weight, recipe, outer)
+    for mesh_dim, placement in enumerate(weight.placements):
+        if placement.is_shard(weight.ndim - 1) and weight.shape[-1] % (BLOCK * weight.device_mesh.size(mesh_dim)):
+            raise ValueError(
+                f"weight of shape {tuple(weight.shape)} is sharded along K over {weight.device_mesh.size(mesh_dim)}"
+                f" ranks: the shards cut a block of {BLOCK}"
+            )
+    shard = _FakeQuantize.apply(weight.to_local(), recipe, outer)
+    return DTensor.from_local(shard, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride())
 
 
 class _FakeQuantize(torch.autograd.Function):

@@ -49,7 +49,7 @@ def export_weights(model: nn.Module, recipe: Recipe) -> Iterator[PackedWeight]:
         raise RecipeError(f"recipe field 'rollout_weights' is '{recipe.rollout_weights}': only nvfp4 exports packed")
     for site in find_sites(model, recipe):
         with torch.no_grad():
-            weight = site.weight
+            weight = qdq.whole(site.weight)
             q = qdq.quantize_weight(weight, recipe, qdq.outer_scale(site), site.name)
         yield PackedWeight(site.name, q.packed, q.scales, q.outer, weight.dtype)
 
@@ -79,8 +79,8 @@ def trainer_weight(site: Site, recipe: Recipe) -> Tensor:
     if parametrizations is not None and site.attribute in parametrizations:
         quantizer = parametrizations[site.attribute][0]
         if isinstance(quantizer, FakeQuantizedWeight):
-            return site.k_last(getattr(site.module, site.attribute)).as_subclass(Tensor)
-    return qdq.fake_quantize(site.weight, recipe, qdq.outer_scale(site))
+            return qdq.whole(site.k_last(getattr(site.module, site.attribute).as_subclass(Tensor)))
+    return qdq.fake_quantize(qdq.whole(site.weight), recipe, qdq.outer_scale(site))
 
 
 def _compare(site: Site, recipe: Recipe, packed: PackedWeight) -> None:
@@ -96,7 +96,7 @@ def _compare(site: Site, recipe: Recipe, packed: PackedWeight) -> None:
 
 def _derivations(site: Site, recipe: Recipe, packed: PackedWeight, differs: Tensor) -> str:
     index = tuple(int(i) for i in differs.nonzero()[0])
-    weight = site.weight.detach()
+    weight = qdq.whole(site.weight.detach())
     q = qdq.quantize_weight(weight, recipe, qdq.outer_scale(site), site.name)
     return (
         f"{site.name}: {int(differs.sum())} of {differs.numel()} elements differ, first {list(index)} of master"
