@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from quads import qdq
 from quads.compensation import BlockSelector, augment
-from quads.emulation import quantizers
+from quads.emulation import gemm, quantizers
 from quads.emulation.quantizers import NVFP4Tensor
 from quads.operand import OperandWeight
 from quads.qat import check_weight
@@ -144,14 +144,8 @@ class Nvfp4Product:
         q = quantizers.quantize(used, granularity=self.recipe.activation_outer)  # type: ignore[arg-type]
         for rows, expert, blocks, keep in self.selector.select(used, q, _groups(ends)):
             a, b = augment(used[rows], _slice(q, rows), _slice(experts, expert), blocks, keep)
-            alpha = (a.outer * b.outer).reshape(-1, 1)
-            y[rows] = (accumulate(a, b) * alpha).to(x.dtype)
+            y[rows] = gemm.epilogue(gemm.matmul(a, b), (a.outer * b.outer).reshape(-1, 1), x.dtype)
         return y
-
-
-def accumulate(a: NVFP4Tensor, b: NVFP4Tensor) -> Tensor:
-    """FP32 accumulator [M, N] of the block-scaled product, before any outer scale."""
-    return quantizers.unscaled(a) @ quantizers.unscaled(b).T
 
 
 def _groups(ends: Tensor) -> list[slice]:
