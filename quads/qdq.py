@@ -5,21 +5,37 @@ CPU tensors go through quads.emulation, CUDA tensors through quads.kernels, whic
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from quads.emulation import quantizers
+from quads.emulation.dialects import EXACT, Dialect
+from quads.emulation.formats import E2M1_MAX
 from quads.emulation.quantizers import BLOCK, NVFP4Tensor
 from quads.recipes import Recipe
 from quads.sites import Site
 
 
-def outer_scale(site: Site) -> Tensor:
-    """Outer scale (float32, [] or [experts, 1, 1]) of a weight: amax / 2688 over itself and its partners."""
-    with torch.no_grad():
-        amax = torch.stack([_amax(partner.weight) for partner in site.partners or (site,)]).amax(dim=0)
-        return torch.where(amax > 0, amax / quantizers.OUTER_MAX, torch.ones_like(amax))
+@lru_cache(maxsize=64)
+def weight_dialect(recipe: Recipe) -> Dialect:
+    """The quantiser of a recipe's weights: `exact`, with its tile and, for four-over-six, the 256 rule and MSE."""
+    if recipe.block_rule == "six":
+        return EXACT.replace(tile=recipe.weight_block)
+    return EXACT.replace(tile=recipe.weight_block, rule="mse", outer_max=256)
+
+
+@torch.no_grad()
+def outer_scale(site: Site, recipe: Recipe) -> Tensor:
+    """Outer scale (float32, [] or [experts, 1, 1]) of a weight, from the amax of itself and its partners.
+
+    g = amax / (6 * 448), or amax / (6 * 256) under four-over-six; 1 where amax is 0.
+    """
+    amax = torch.stack([_amax(partner.weight) for partner in site.partners or (site,)]).amax(dim=0)
+    largest = E2M1_MAX * weight_dialect(recipe).outer_max
+    return torch.where(amax > 0, amax / largest, torch.ones_like(amax))
 
 
 def _amax(weight: Tensor) -> Tensor:
@@ -34,7 +50,7 @@ def whole(tensor: Tensor) -> Tensor:
 def quantize_weight(weight: Tensor, recipe: Recipe, outer: Tensor, name: str = "weight") -> NVFP4Tensor:
     """Codes, block scales and outer scale of `weight` [..., N, K]; ValueError names `name` and the rule."""
     quantizers.check_input(weight, name)
-    return quantizers.quantize(weight.detach(), outer)
+    return quantizers.quantize(weight.detach(), outer, dialect=weight_dialect(recipe))
 
 
 def fake_quantize(weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:

@@ -89,7 +89,7 @@ class Rollout:
             value = qdq.fp8_weight(weight)
             product: Fp8Product | Nvfp4Product = Fp8Product(value)
         else:
-            quantized = qdq.quantize_weight(weight, self.recipe, qdq.outer_scale(site), site.name)
+            quantized = qdq.quantize_weight(weight, self.recipe, qdq.outer_scale(site, self.recipe), site.name)
             self._quantized[site.name] = quantized
             value = quantizers.dequantize(quantized, weight.dtype)
             if self.recipe.rollout_activations == "bf16":

@@ -50,7 +50,7 @@ def export_weights(model: nn.Module, recipe: Recipe) -> Iterator[PackedWeight]:
     for site in find_sites(model, recipe):
         with torch.no_grad():
             weight = qdq.whole(site.weight)
-            q = qdq.quantize_weight(weight, recipe, qdq.outer_scale(site), site.name)
+            q = qdq.quantize_weight(weight, recipe, qdq.outer_scale(site, recipe), site.name)
         yield PackedWeight(site.name, q.packed, q.scales, q.outer, weight.dtype)
 
 
@@ -80,7 +80,7 @@ def trainer_weight(site: Site, recipe: Recipe) -> Tensor:
         quantizer = parametrizations[site.attribute][0]
         if isinstance(quantizer, FakeQuantizedWeight):
             return qdq.whole(site.k_last(getattr(site.module, site.attribute).as_subclass(Tensor)))
-    return qdq.fake_quantize(qdq.whole(site.weight), recipe, qdq.outer_scale(site))
+    return qdq.fake_quantize(qdq.whole(site.weight), recipe, qdq.outer_scale(site, recipe))
 
 
 def _compare(site: Site, recipe: Recipe, packed: PackedWeight) -> None:
@@ -97,7 +97,7 @@ def _compare(site: Site, recipe: Recipe, packed: PackedWeight) -> None:
 def _derivations(site: Site, recipe: Recipe, packed: PackedWeight, differs: Tensor) -> str:
     index = tuple(int(i) for i in differs.nonzero()[0])
     weight = qdq.whole(site.weight.detach())
-    q = qdq.quantize_weight(weight, recipe, qdq.outer_scale(site), site.name)
+    q = qdq.quantize_weight(weight, recipe, qdq.outer_scale(site, recipe), site.name)
     return (
         f"{site.name}: {int(differs.sum())} of {differs.numel()} elements differ, first {list(index)} of master"
         f" {float(weight[index])!r}: trainer {_derive(q, index)}, rollout {_derive(packed.quantized, index)}"

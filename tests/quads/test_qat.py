@@ -11,6 +11,7 @@ from quads.emulation import quantizers
 from quads.qat import prepare_qat, remove_qat
 from quads.recipes import RecipeError
 from quads.sites import find_sites
+from quads.sync import export_weights, verify_sync
 
 QUADS = recipes.named()["quads"]
 ALL_LINEARS = (r"_proj$", r"\.experts\.")
@@ -38,7 +39,7 @@ def test_each_family_trains_a_step_with_quantised_weights(family: str) -> None:
 def test_the_forward_equals_a_model_whose_weights_were_dequantised_by_hand() -> None:
     model, by_hand = tiny_model(), tiny_model()
     for site in find_sites(by_hand, QUADS):
-        q = quantizers.quantize(site.weight.detach(), qdq.outer_scale(site))
+        q = quantizers.quantize(site.weight.detach(), qdq.outer_scale(site, QUADS))
         site.parameter.data.copy_(quantizers.dequantize(q))
     prepare_qat(model, QUADS)
     assert torch.equal(model(tokens()).logits, by_hand(tokens()).logits)
@@ -47,7 +48,7 @@ def test_the_forward_equals_a_model_whose_weights_were_dequantised_by_hand() -> 
 def test_the_gradient_of_the_master_is_the_gradient_at_the_quantised_weight() -> None:
     model, by_hand = tiny_model(), tiny_model()
     for site in find_sites(by_hand, QUADS):
-        site.parameter.data.copy_(quantizers.dequantize(quantizers.quantize(site.weight, qdq.outer_scale(site))))
+        site.parameter.data.copy_(quantizers.dequantize(quantizers.quantize(site.weight, qdq.outer_scale(site, QUADS))))
     prepare_qat(model, QUADS)
     for m in (model, by_hand):
         m(tokens(), labels=tokens()).loss.backward()
@@ -120,7 +121,7 @@ def test_shards_that_engines_fuse_share_one_outer_scale() -> None:
     model = tiny_model("llama")
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight[0, 0] = 9.0
-    scales = {site.name.rsplit(".", 1)[1]: qdq.outer_scale(site) for site in find_sites(model, recipe)[:3]}
+    scales = {site.name.rsplit(".", 1)[1]: qdq.outer_scale(site, recipe) for site in find_sites(model, recipe)[:3]}
     assert set(scales) == {"q_proj", "k_proj", "v_proj"}
     assert {float(s) for s in scales.values()} == {float(torch.tensor(9.0) / 2688)}
 
@@ -138,7 +139,8 @@ def test_lora_adapters_are_merged_before_quantisation() -> None:
     model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False))
     site = find_sites(model, recipe)[0]
     assert site.name == "model.layers.0.self_attn.q_proj"
-    merged = quantizers.dequantize(quantizers.quantize(site.weight.detach(), qdq.outer_scale(site)))
+    outer = qdq.outer_scale(site, recipe)
+    merged = quantizers.dequantize(quantizers.quantize(site.weight.detach(), outer))
     layer = site.adapter
     unquantised = model(tokens()).logits
     prepare_qat(model, recipe)
@@ -186,3 +188,23 @@ def test_mixed_dtypes_train_in_their_own() -> None:
     prepare_qat(model, QUADS)
     values = [getattr(s.module, s.attribute).dtype for s in site]
     assert values == [s.parameter.dtype for s in site] and len(set(values)) == 2
+
+
+@pytest.mark.parametrize(("block", "rule"), [("16x16", "six"), ("1x16", "four_over_six"), ("16x16", "four_over_six")])
+def test_weight_blocks_and_rules_of_the_recipe_change_the_forward_and_stay_in_sync(block: str, rule: str) -> None:
+    recipe = QUADS.replace(weight_block=block, block_rule=rule)
+    model, default = tiny_model(), tiny_model()
+    prepare_qat(model, recipe)
+    prepare_qat(default, QUADS)
+    assert not torch.equal(model(tokens()).logits, default(tokens()).logits)
+    assert verify_sync(model, recipe, export_weights(model, recipe)) == 4
+
+
+def test_four_over_six_lowers_the_weight_error() -> None:
+    site = find_sites(tiny_model(), QUADS)[0]
+    errors = []
+    for rule in ("six", "four_over_six"):
+        recipe = QUADS.replace(block_rule=rule)
+        value = qdq.fake_quantize(site.weight.detach(), recipe, qdq.outer_scale(site, recipe))
+        errors.append(float((value - site.weight.detach()).norm()))
+    assert errors[1] < errors[0]
