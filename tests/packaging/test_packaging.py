@@ -1,6 +1,7 @@
 """The rules that keep `quads` importable, light and beside Hugging Face's own `kernels` package."""
 
 import ast
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -46,29 +47,21 @@ def test_a_regular_package_called_kernels_still_wins(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_wheel_holds_every_folder_and_data_file_under_quads_only(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-        ROOT,
-    ]
+    source = tmp_path / "source"  # a build in place would leave build/ behind, and ship what lies there
+    ignored = shutil.ignore_patterns(".git", ".tox", "build", "runs", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, source, symlinks=True, ignore=ignored)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    command += ["-w", str(tmp_path), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     top = {name.split("/")[0] for name in names}
     assert top == {"quads", next(t for t in top if t.endswith(".dist-info"))}
-    tracked = subprocess.run(
+    listing = subprocess.run(
         ["git", "ls-files", *FOLDERS, "quads"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    wanted = [
-        line for line in tracked.stdout.splitlines() if line.endswith((".py", ".toml", ".cu", ".cuh", ".npz", ".txt"))
-    ]
+    shipped = (".py", ".toml", ".cu", ".cuh", ".npz", ".txt", ".safetensors")
+    wanted = [line for line in listing.stdout.splitlines() if line.endswith(shipped)]
     missing = [line for line in wanted if not {line, f"quads/{line}"} & set(names)]
     assert not missing
 
