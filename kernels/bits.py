@@ -6,9 +6,10 @@ Kernels that call these must be launched with enable_fp_fusion=False.
 
 Quotient. x / d costs two instructions for a divisor that is shared: with r = RN(1/d) and its tail t = fl(e * r),
 e = fl(1 - d * r) from one fused multiply-add, y = fma(x, r, fl(x * t)) differs from x / d by less than 2^-46
-relative before its one rounding. So y and fl(x/d) fall on the same side of every rounding boundary b of E2M1 (E4M3),
-unless x/d lies within 2^-46 of the edge of the interval that fl() rounds to b; tests/kernels/test_quotient.py lists every
-FP32 significand pair for which it does and checks them all. Needs 2^-41 <= d <= 2^69; other divisors take div_rn.
+relative before its one rounding. So y and fl(x/d) fall on the same side of every rounding boundary b of E2M1 and of
+E4M3, unless x/d lies that close to an edge of the interval that fl() rounds to b. Of all pairs of FP32 significands
+766 lie within 2^-42 of one, and only one comes out wrong: d all ones, x a power of two, where t takes one ulp less
+(tests/kernels/test_quotient.py finds and checks them all). Needs 2^-41 <= d <= 2^69; other divisors take div_rn.
 
 E2M1. The code is piecewise linear in y: round-to-nearest-even of min(2y, y + 2, y/2 + 4), at most 7. Adding 2^23
 rounds to an integer, each line in one fused multiply-add; rounding is monotone, so the minimum may be taken after.
@@ -22,7 +23,7 @@ from triton import knobs
 
 INTERPRETED = tl.constexpr(bool(knobs.runtime.interpret))
 SIXTH = tl.constexpr(0.16666667163372040)  # RN(1/6) and its tail: 1/6 - RN(1/6)
-SIXTH_TAIL = tl.constexpr(-4.9670538793123996e-09)
+SIXTH_TAIL = tl.constexpr(-4.967053879312289e-09)
 OUTER_LOW = tl.constexpr(2.0**-32)  # outer scales for which the two-instruction quotient holds for every x
 OUTER_HIGH = tl.constexpr(2.0**60)
 MAGIC = tl.constexpr(8388608.0)  # 2^23: adding it rounds to an integer
@@ -47,16 +48,39 @@ def fused_multiply_add(x, y, z):
 
 
 @triton.jit
+def rcp_rn(d):
+    """RN(1/d) in FP32."""
+    if INTERPRETED:
+        return tl.div_rn(tl.full(d.shape, 1.0, tl.float32), d)
+    else:
+        return tl.inline_asm_elementwise("rcp.rn.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
 def reciprocal(d):
     """(RN(1/d), tail): their sum is 1/d to 2^-47. d is FP32, positive, in the range of the module docstring."""
-    head = tl.div_rn(tl.full(d.shape, 1.0, tl.float32), d)
-    return head, fused_multiply_add(-d, head, tl.full(d.shape, 1.0, tl.float32)) * head
+    head = rcp_rn(d)
+    tail = fused_multiply_add(-d, head, tl.full(d.shape, 1.0, tl.float32)) * head
+    # One ulp nearer to 0 where the significand of d is all ones: there the second order of the tail decides.
+    ones = (d.to(tl.int32, bitcast=True) & 0x7FFFFF) == 0x7FFFFF
+    return head, (tail.to(tl.int32, bitcast=True) - ones.to(tl.int32)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def quotient(x, head, tail):
     """x / d for a `reciprocal` of d: on the same side as fl(x/d) of every E2M1 and E4M3 rounding boundary."""
     return fused_multiply_add(x, head, x * tail)
+
+
+@triton.jit
+def rcp_approx(d):
+    """rcp.approx.ftz.f32, within one ulp of 1/d; the interpreter takes the correctly rounded reciprocal instead."""
+    if INTERPRETED:
+        return tl.div_rn(tl.full(d.shape, 1.0, tl.float32), d)
+    else:
+        return tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [d], dtype=tl.float32, is_pure=True, pack=1
+        )
 
 
 @triton.jit

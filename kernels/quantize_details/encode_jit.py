@@ -1,8 +1,8 @@
 """One tile of NVFP4 blocks in registers: block scales and packed codes from values.
 
-A tile is two FP32 tensors [B, 8], the lower and the upper half of B blocks, so that one thread holds a whole block
-(two 16-byte loads of a 16-bit type) and the per-block work is done once. A word packs eight codes, element j in bits
-4j to 4j + 3.
+A tile of B blocks is held so that one thread owns whole blocks (per-block work is done once) and eight codes meet in
+one 32-bit word without a shuffle: for each half of a block (8 elements) the magnitudes of its even and of its odd
+elements, FP32 [B, 4] each, and one word of signs. A word holds element j of its half in bits 4j to 4j + 3.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from quads.kernels.bits import (
+    INTERPRETED,
     OUTER_HIGH,
     OUTER_LOW,
     SIXTH,
@@ -19,25 +20,114 @@ from quads.kernels.bits import (
     e4m3_decode,
     e4m3_encode,
     quotient,
+    rcp_approx,
     reciprocal,
 )
 
 # Each code carries 0x4B000000, the exponent of 2^23. Of the eight shifted copies in a word all bits above 31 are
-# lost: 0x4B000000 + 0xB0000000 is left, as a signed integer
+# lost: 0x4B000000 + 0xB0000000 is left, as a signed integer.
 MAGIC_BITS_IN_WORD = tl.constexpr(-0x05000000)
 
 
 @triton.jit
-def block_amax(low, high):
-    """max |x| of each block: [B]."""
-    return tl.maximum(tl.max(tl.abs(low), axis=1), tl.max(tl.abs(high), axis=1))
+def split_words(words):
+    """The four columns of [B, 4], [B] each."""
+    even, odd = tl.split(tl.reshape(words, (words.shape[0], 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def sign_word(pairs):
+    """Sign bits of four pairs of 16-bit floats, int32 [B, 4], at bits 4j + 3 of one word [B]."""
+    if INTERPRETED:
+        lane = tl.arange(0, 4)[None, :]
+        bits = ((pairs >> 12) & 0x08) | ((pairs >> 24) & 0x80)
+        return tl.sum(bits << (8 * lane), axis=1)
+    else:
+        first, second, third, fourth = split_words(pairs)
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b, even, odd;
+            prmt.b32 a, $1, $2, 0x7531;
+            prmt.b32 b, $3, $4, 0x7531;
+            prmt.b32 even, a, b, 0x6420;
+            prmt.b32 odd, a, b, 0x7531;
+            shr.u32 even, even, 4;
+            and.b32 even, even, 0x08080808;
+            and.b32 odd, odd, 0x80808080;
+            or.b32 $0, even, odd;
+            }""",
+            "=r,r,r,r,r", [first, second, third, fourth], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def unpack_pairs(pairs, ELEMENT: tl.constexpr):
+    """|even|, |odd| (FP32 [B, 4]) and the sign word of four pairs of `ELEMENT` (bf16 or fp16), int32 [B, 4]."""
+    if tl.bfloat16 == ELEMENT:
+        even = ((pairs << 16) & 0x7FFFFFFF).to(tl.float32, bitcast=True)
+        odd = (pairs & 0x7FFF0000).to(tl.float32, bitcast=True)
+    else:
+        even = (pairs & 0x7FFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        odd = ((pairs >> 16) & 0x7FFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return even, odd, sign_word(pairs)
+
+
+@triton.jit
+def unpack_singles(bits):
+    """The same for eight FP32 values, as int32 [B, 8]."""
+    lane = tl.arange(0, 8)[None, :]
+    signs = tl.sum(((bits >> 28) & 8) << (4 * lane), axis=1)
+    magnitude = (bits & 0x7FFFFFFF).to(tl.float32, bitcast=True)
+    even, odd = tl.split(tl.reshape(magnitude, (bits.shape[0], 4, 2)))
+    return even, odd, signs
+
+
+@triton.jit
+def load_half(words, ELEMENT: tl.constexpr, inside):
+    """|even|, |odd| and the sign word of the eight elements at `words` (int32 pointers [B])."""
+    if tl.float32 == ELEMENT:
+        return unpack_singles(tl.load(words[:, None] + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0))
+    else:
+        pairs = tl.load(words[:, None] + tl.arange(0, 4)[None, :], mask=inside[:, None], other=0)
+        return unpack_pairs(pairs, ELEMENT)
+
+
+@triton.jit
+def half_amax(even, odd):
+    return tl.max(tl.maximum(even, odd), axis=1)
+
+
+@triton.jit
+def code_word(even, odd, NATIVE: tl.constexpr):
+    """E2M1 magnitude codes of eight quotients (FP32 [B, 4] twice, >= 0) as one word [B]."""
+    if NATIVE >= 100:
+        e0, e1, e2, e3 = split_words(even)
+        o0, o1, o2, o3 = split_words(odd)
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b8 a, b, c, d;
+            cvt.rn.satfinite.e2m1x2.f32 a, $2, $1;
+            cvt.rn.satfinite.e2m1x2.f32 b, $4, $3;
+            cvt.rn.satfinite.e2m1x2.f32 c, $6, $5;
+            cvt.rn.satfinite.e2m1x2.f32 d, $8, $7;
+            mov.b32 $0, {a, b, c, d};
+            }""",
+            "=r,f,f,f,f,f,f,f,f", [e0, o0, e1, o1, e2, o2, e3, o3], dtype=tl.int32, is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        low = e2m1_magic(even).to(tl.int32, bitcast=True)
+        high = e2m1_magic(odd).to(tl.int32, bitcast=True)
+        pairs = low + (high << 4)
+        return tl.sum(pairs << (8 * tl.arange(0, 4)[None, :]), axis=1) - MAGIC_BITS_IN_WORD
 
 
 @triton.jit
 def fast_range(outer):
-    """Whether every outer scale of the program allows the two-instruction quotient. `outer` is [B] or a scalar."""
-    bad = ((outer < OUTER_LOW) | (outer > OUTER_HIGH)).to(tl.int32)
-    return tl.max(bad, axis=0) == 0
+    """1 where the outer scale allows the two-instruction quotient, else 0 (int32, the shape of `outer`)."""
+    return ((outer >= OUTER_LOW) & (outer <= OUTER_HIGH)).to(tl.int32)
 
 
 @triton.jit
@@ -53,9 +143,19 @@ def block_scale(amax, outer, FAST: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def divide(x, step, head, tail, FAST: tl.constexpr):
-    """|x| / step for [B, 8] values and [B] steps, 0 where step is 0."""
-    magnitude = tl.abs(x)
+def step_reciprocal(step, FAST: tl.constexpr):
+    """What `divide` needs of the steps [B]: their reciprocals (0 for a step of 0), or nothing."""
+    if FAST:
+        live = step > 0
+        head, tail = reciprocal(tl.where(live, step, 1.0))
+        return tl.where(live, head, 0.0), tl.where(live, tail, 0.0)
+    else:
+        return step, step
+
+
+@triton.jit
+def divide(magnitude, step, head, tail, FAST: tl.constexpr):
+    """magnitude / step for [B, 4] values and [B] steps, 0 where step is 0."""
     if FAST:
         return quotient(magnitude, head[:, None], tail[:, None])
     else:
@@ -64,27 +164,23 @@ def divide(x, step, head, tail, FAST: tl.constexpr):
 
 
 @triton.jit
-def pack_word(x, y, NATIVE: tl.constexpr):
-    """Codes of y with the signs of x, [B, 8], as one int32 word a row: [B]."""
-    lane = tl.arange(0, 8)[None, :]
-    codes = e2m1_magic(y).to(tl.int32, bitcast=True)
-    sign = (x.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
-    word = tl.sum((codes + sign * 8) << (4 * lane), axis=1)
-    return word - MAGIC_BITS_IN_WORD
+def encode_half(even, odd, signs, step, head, tail, FAST: tl.constexpr, NATIVE: tl.constexpr):
+    """Signed codes of eight elements: one word [B]."""
+    even = divide(even, step, head, tail, FAST)
+    odd = divide(odd, step, head, tail, FAST)
+    return code_word(even, odd, NATIVE) | signs
 
 
 @triton.jit
-def encode_tile(low, high, outer, FAST: tl.constexpr, NATIVE: tl.constexpr):
-    """(scale codes int32 [B], words int32 [B, 2]) of one tile; `outer` is [B]."""
-    scale = block_scale(block_amax(low, high), outer, FAST, NATIVE)
-    step = e4m3_decode(scale) * outer
-    head = step
-    tail = step
-    if FAST:
-        live = scale > 0
-        head, tail = reciprocal(tl.where(live, step, 1.0))
-        head = tl.where(live, head, 0.0)
-        tail = tl.where(live, tail, 0.0)
-    first = pack_word(low, divide(low, step, head, tail, FAST), NATIVE)
-    second = pack_word(high, divide(high, step, head, tail, FAST), NATIVE)
-    return scale, tl.join(first, second)
+def encode_half_vllm(even, odd, signs, factor, NATIVE: tl.constexpr):
+    return code_word(even * factor[:, None], odd * factor[:, None], NATIVE) | signs
+
+
+@triton.jit
+def block_scale_vllm(amax, encode, NATIVE: tl.constexpr):
+    """(scale code, factor) in vLLM's dialect; `encode` [B] is its global scale, 2688 / amax."""
+    sixth = amax * rcp_approx(tl.full(amax.shape, 6.0, tl.float32))
+    scale = e4m3_encode(encode * sixth, NATIVE)
+    live = scale > 0
+    inverse = rcp_approx(tl.where(live, e4m3_decode(scale) * rcp_approx(encode), 1.0))
+    return scale, tl.where(live, inverse, 0.0)

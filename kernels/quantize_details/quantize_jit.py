@@ -5,17 +5,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quads.kernels.quantize_details.encode_jit import block_amax, encode_tile, fast_range
+from quads.kernels.bits import e4m3_decode
+from quads.kernels.quantize_details.encode_jit import (
+    block_scale,
+    block_scale_vllm,
+    encode_half,
+    encode_half_vllm,
+    fast_range,
+    half_amax,
+    load_half,
+    step_reciprocal,
+)
 
 
 @triton.jit
-def load_tile(x, row, block, stride, inside):
-    """Lower and upper half [B, 8] of the blocks (row, block) of `x`, as FP32; zeros outside."""
-    start = row.to(tl.int64) * stride + block * 16
-    pointer = x + start[:, None] + tl.arange(0, 8)[None, :]
-    low = tl.load(pointer, mask=inside[:, None], other=0.0)
-    high = tl.load(pointer + 8, mask=inside[:, None], other=0.0)
-    return low.to(tl.float32), high.to(tl.float32)
+def half_pointers(x, row, block, stride):
+    """int32 pointers [B] to both halves of the blocks (row, block); `stride` is the row stride in 32-bit words."""
+    WORDS: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 4  # of a half block
+    start = x.to(tl.pointer_type(tl.int32)) + (row.to(tl.int64) * stride + block * (2 * WORDS))
+    return start, start + WORDS
 
 
 @triton.jit
@@ -29,41 +37,70 @@ def scale_offset(row, block, columns, SWIZZLED: tl.constexpr):
 
 
 @triton.jit
+def store_words(packed, row, block, blocks, first, second, inside):
+    """Both words of each block, eight bytes, to packed int32 [rows, 2 * blocks]."""
+    target = (row.to(tl.int64) * blocks + block)[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(packed + target, tl.join(first, second), mask=inside[:, None])
+
+
+@triton.jit
+def encode_exact(le, lo, ls, he, ho, hs, amax, outer, FAST: tl.constexpr, NATIVE: tl.constexpr):
+    """(scale codes, lower words, upper words) of a tile in the exact dialect, [B] each."""
+    scale = block_scale(amax, outer, FAST, NATIVE)
+    step = e4m3_decode(scale) * outer
+    head, tail = step_reciprocal(step, FAST)
+    first = encode_half(le, lo, ls, step, head, tail, FAST, NATIVE)
+    second = encode_half(he, ho, hs, step, head, tail, FAST, NATIVE)
+    return scale, first, second
+
+
+@triton.jit
 def quantize_kernel(
     x, packed, scales, outer, rows, blocks, scale_rows, scale_columns, stride,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr, TOKEN: tl.constexpr, AMAX: tl.constexpr,
-    SWIZZLED: tl.constexpr, NATIVE: tl.constexpr,
+    SWIZZLED: tl.constexpr, VLLM: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """Codes and scales of `x` [rows, 16 * blocks].
 
     `outer` is read ([] or, with TOKEN, [rows]); with AMAX (TOKEN, and BLOCKS >= blocks) it is computed and written.
     Scales are written up to [scale_rows, scale_columns], zero outside `x`.
     """
+    ELEMENT: tl.constexpr = x.dtype.element_ty
     tiles = tl.cdiv(scale_columns, BLOCKS)
-    program = tl.program_id(0)
+    row_tile = tl.program_id(0) // tiles
     index = tl.arange(0, ROWS * BLOCKS)
-    row = (program // tiles) * ROWS + index // BLOCKS
-    block = (program % tiles) * BLOCKS + index % BLOCKS
+    row = row_tile * ROWS + index // BLOCKS
+    block = (tl.program_id(0) % tiles) * BLOCKS + index % BLOCKS
     inside = (row < rows) & (block < blocks)
-    low, high = load_tile(x, row, block, stride, inside)
+    lower, upper = half_pointers(x, row, block, stride)
+    le, lo, ls = load_half(lower, ELEMENT, inside)
+    he, ho, hs = load_half(upper, ELEMENT, inside)
+    amax = tl.maximum(half_amax(le, lo), half_amax(he, ho))
     if AMAX:
-        amax = tl.max(tl.reshape(block_amax(low, high), (ROWS, BLOCKS)), axis=1)
-        of_row = tl.where(amax > 0, tl.div_rn(amax, 2688.0), 1.0)
-        first = (program // tiles) * ROWS + tl.arange(0, ROWS)
-        tl.store(outer + first, of_row, mask=first < rows)
-        scale = tl.reshape(tl.broadcast_to(of_row[:, None], (ROWS, BLOCKS)), (ROWS * BLOCKS,))
-    elif TOKEN:
-        scale = tl.load(outer + row, mask=row < rows, other=1.0)
+        row_amax = tl.max(tl.reshape(amax, (ROWS, BLOCKS)), axis=1)
+        of_row = tl.where(row_amax > 0, tl.div_rn(row_amax, 2688.0), 1.0)
+        own = row_tile * ROWS + tl.arange(0, ROWS)
+        tl.store(outer + own, of_row, mask=own < rows)
+        g = tl.reshape(tl.broadcast_to(of_row[:, None], (ROWS, BLOCKS)), (ROWS * BLOCKS,))
+        fast = tl.min(fast_range(of_row), axis=0)
+    elif ROWS > 1 and TOKEN:
+        g = tl.load(outer + row, mask=row < rows, other=1.0)
+        fast = tl.min(fast_range(g), axis=0)
     else:
-        scale = tl.full((ROWS * BLOCKS,), 1.0, tl.float32) * tl.load(outer)
-    if fast_range(scale):
-        code, words = encode_tile(low, high, scale, True, NATIVE)
+        shared = tl.load(outer + (row_tile if TOKEN else 0), mask=row_tile * ROWS < rows, other=1.0)
+        g = tl.full((ROWS * BLOCKS,), 1.0, tl.float32) * shared
+        fast = fast_range(shared)
+    if VLLM:
+        scale, factor = block_scale_vllm(amax, g, NATIVE)
+        first = encode_half_vllm(le, lo, ls, factor, NATIVE)
+        second = encode_half_vllm(he, ho, hs, factor, NATIVE)
+    elif fast:
+        scale, first, second = encode_exact(le, lo, ls, he, ho, hs, amax, g, True, NATIVE)
     else:
-        code, words = encode_tile(low, high, scale, False, NATIVE)
-    target = (row.to(tl.int64) * blocks + block)[:, None] * 2 + tl.arange(0, 2)[None, :]
-    tl.store(packed + target, words, mask=inside[:, None])
+        scale, first, second = encode_exact(le, lo, ls, he, ho, hs, amax, g, False, NATIVE)
+    store_words(packed, row, block, blocks, first, second, inside)
     owned = (row < scale_rows) & (block < scale_columns)
-    tl.store(scales + scale_offset(row, block, scale_columns, SWIZZLED), code.to(tl.uint8), mask=owned)
+    tl.store(scales + scale_offset(row, block, scale_columns, SWIZZLED), scale.to(tl.uint8), mask=owned)
 
 
 @triton.jit
