@@ -2,40 +2,44 @@
 //
 // Both operands arrive as E2M1 codes and E4M3 block scales, are decoded in registers to bf16 (exact: code * block
 // scale has six significant bits) and go through mma.sync.m16n8k16 with the weight as the A operand. One thread block
-// owns 64 weight rows and TOKENS tokens; its warps share K by chunks of four scale blocks, one block for each of the
-// four lanes of a quad, so that a lane needs one scale per row and chunk. Each warp streams its chunks through its own
-// ring in shared memory (cp.async); only the final sum over the warps needs a barrier.
+// owns 64 weight rows and TOKENS tokens; its warps share K by runs of SUPER chunks. A chunk is four scale blocks, one
+// for each of the four lanes of a quad, so that a lane needs one scale per row and chunk. Each warp streams its chunks
+// through its own ring in shared memory (cp.async); only the final sum over the warps needs a barrier.
+// A warp's copies cover whole 128-byte lines: with 32-byte requests the L2 cache is the limit (measured, NOTES-gemm.md).
 //
 // RAC: a block that the residual repeats is multiplied while its decoded weight is still in registers, so the
 // duplicated columns cost neither memory traffic nor a second decode.
 //
-// Compiled by NVRTC with -D: TOKENS, WARPS, STAGES, RESIDUAL, GROUPED, SWIGLU, OUT_FLOAT, MIN_BLOCKS.
+// Compiled by NVRTC with -D: TOKENS, WARPS, STAGES, SUPER, RESIDUAL, GROUPED, SWIGLU, OUT_FLOAT, MIN_BLOCKS.
 // Prepacked weight (see prepack.py), for each tile of 64 rows and each block of 16 along K:
-//   codes  512 bytes: [i 4][g 8][h 2][8 bytes], row = 16 i + 8 h + g; bits of each 32-bit word moved, see `pair`
+//   codes  512 bytes: [i 4][g 8][h 2][8 bytes], row = 16 i + 8 h + g; bits of each 32-bit word moved, see `pair_packed`
 //   scales  64 bytes: [g 8][i 4][h 2], E5M3 with bias 10 (every E4M3 value as a normal number), 0xFF = NaN
 
 constexpr int N_TILES = TOKENS / 8;
 constexpr int SETS = RESIDUAL ? 2 : 1;  // activation sets: main, residual
-constexpr int CODE_BYTES = 2048, SCALE_BYTES = 256, TOKEN_BYTES = TOKENS * 32;
-constexpr int STAGE_BYTES = CODE_BYTES + SCALE_BYTES + SETS * TOKEN_BYTES;
-constexpr int SUM_STRIDE = 68;  // 64 rows and a pad that keeps fragment stores free of bank conflicts
+// Strides that keep the fragment loads free of bank conflicts.
+constexpr int CODE_STRIDE = 544, SCALE_STRIDE = 96, TOKEN_STRIDE = SUPER * 32 + (SUPER > 1 ? 32 : 0), SUM_STRIDE = 68;
+constexpr int STAGE_BYTES = 4 * (CODE_STRIDE + SCALE_STRIDE);
+constexpr int SET_BYTES = TOKENS * TOKEN_STRIDE, TOKEN_BYTES = SETS * SET_BYTES;
+constexpr int AHEAD = (STAGES - 2) / SUPER + 1;  // runs of activations in flight, so that they arrive with the weights
+constexpr int WARP_BYTES = STAGES * STAGE_BYTES + (AHEAD + 1) * TOKEN_BYTES;
 constexpr float UNSCALE = 274877906944.0f;  // 2^38: both operands are decoded as value * 2^-19
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-__device__ __forceinline__ void copy16(u32 to, const void* from, bool keep) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(keep ? 16 : 0)
-                 : "memory");
+// Copy `bytes` of 16 (8) and fill the rest with zeros.
+__device__ __forceinline__ void copy16(u32 to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
-__device__ __forceinline__ void copy8(u32 to, const void* from, bool keep) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(keep ? 8 : 0) : "memory");
+__device__ __forceinline__ void copy8(u32 to, const void* from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int PENDING>
 __device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
 __device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm volatile(
+    asm(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
@@ -62,19 +66,48 @@ struct Operands {
 extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm(const Operands p) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ int token_row[TOKENS], out_row[TOKENS];
+    __shared__ float outer[TOKENS];
     __shared__ bool last;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int tile = blockIdx.x, tiles = gridDim.x, split = blockIdx.z, splits = gridDim.z;
     const int group = GROUPED ? p.groups[blockIdx.y] : 0;
     if (group < 0) return;
 
-    u8* ring = memory + warp * STAGES * STAGE_BYTES;
-    short* position = reinterpret_cast<short*>(memory + WARPS * STAGES * STAGE_BYTES);
+    const int chunks = (p.k_blocks + 3) >> 2, slices = WARPS * splits, slice = split * WARPS + warp;
+    const int runs = (chunks + SUPER - 1) / SUPER;
+    const int steps = slice < runs ? ((runs - 1 - slice) / slices + 1) * SUPER : 0;
+    auto chunk_of = [&](int step) { return (step / SUPER * slices + slice) * SUPER + step % SUPER; };
+
+    u8* ring = memory + warp * WARP_BYTES;
+    u8* activations = ring + STAGES * STAGE_BYTES;
+    short* position = reinterpret_cast<short*>(memory + WARPS * WARP_BYTES);
+    const size_t unit = ((size_t)group * tiles + tile) * p.k_blocks;
+    const u8* w_codes = p.w_codes + unit * 512 + lane * 16;
+    const u8* w_scales = p.w_scales + unit * 64 + (lane & 3) * 16;
+    auto fetch_weights = [&](int step, int stage) {
+        if (step >= steps) return;
+        const int first = chunk_of(step) * 4;
+        const u32 to = shared_address(ring + stage * STAGE_BYTES);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const bool keep = first + i < p.k_blocks;
+            copy16(to + i * CODE_STRIDE + lane * 16, w_codes + (size_t)(keep ? first + i : 0) * 512, keep ? 16 : 0);
+        }
+        const int block = first + (lane >> 2);
+        const bool keep = block < p.k_blocks;
+        if (lane < 16)
+            copy16(to + 4 * CODE_STRIDE + (lane >> 2) * SCALE_STRIDE + (lane & 3) * 16,
+                   w_scales + (size_t)(keep ? block : 0) * 64, keep ? 16 : 0);
+    };
+    fetch_weights(0, 0);  // nothing of the weight depends on the tables below
+
     if (threadIdx.x < TOKENS) {
         const int slot = blockIdx.y * TOKENS + threadIdx.x;
         const int target = GROUPED ? p.slots[slot] : (slot < p.rows ? slot : -1);
+        const int row = target < 0 ? -1 : target / p.slot_share;
         out_row[threadIdx.x] = target;
-        token_row[threadIdx.x] = target < 0 ? -1 : target / p.slot_share;
+        token_row[threadIdx.x] = row;
+        outer[threadIdx.x] = row < 0 ? 0.0f : p.x_outer[p.outer_per_row ? row : 0];
     }
     if (RESIDUAL) {
         for (int i = threadIdx.x; i < p.k_blocks; i += WARPS * 32) position[i] = -1;
@@ -82,51 +115,51 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
         const int* blocks = p.blocks + (GROUPED && p.selections ? p.selections[blockIdx.y] * p.extra : 0);
         for (int i = threadIdx.x; i < p.extra; i += WARPS * 32) position[blocks[i]] = (short)i;
     }
+    const float w_outer = p.w_outer[SWIGLU ? group * 2 : group], up_outer = SWIGLU ? p.w_outer[group * 2 + 1] : 0.0f;
     __syncthreads();
 
-    const int chunks = (p.k_blocks + 3) >> 2, slices = WARPS * splits, slice = split * WARPS + warp;
-    const size_t unit = ((size_t)group * tiles + tile) * p.k_blocks;
-    const u8* w_codes = p.w_codes + unit * 512 + g * 16;
-    const u8* w_scales = p.w_scales + unit * 64 + g * 8;
     const int width = p.k_blocks + p.extra;
-    const u8 *x_codes[N_TILES], *x_scales[N_TILES];
+    const bool aligned = (width & 1) == 0;
+    const u8* x_scales[N_TILES];
     bool live[N_TILES];
 #pragma unroll
     for (int j = 0; j < N_TILES; j++) {
         const int row = token_row[j * 8 + g];
         live[j] = row >= 0;
-        x_codes[j] = p.x_codes + (size_t)max(row, 0) * width * 8;
         x_scales[j] = p.x_scales + (size_t)max(row, 0) * width;
     }
-
     auto residual_block = [&](int block) -> int {
         return block < p.k_blocks && position[block] >= 0 ? p.k_blocks + position[block] : -1;
     };
-    auto fetch = [&](int chunk, int stage) {
-        if (chunk < chunks) {
-            const int block = chunk * 4 + t;
-            const bool keep = block < p.k_blocks;
-            const int safe = keep ? block : 0;
-            const u32 to = shared_address(ring + stage * STAGE_BYTES);
+    auto fetch_tokens = [&](int run) {
+        if (run * SUPER >= steps) return;
+        const int first = (run * slices + slice) * SUPER * 4;
+        const u32 to = shared_address(activations + run % (AHEAD + 1) * TOKEN_BYTES);
 #pragma unroll
-            for (int i = 0; i < 4; i++) copy16(to + i * 512 + lane * 16, w_codes + (size_t)safe * 512 + i * 128, keep);
-            copy8(to + CODE_BYTES + lane * 8, w_scales + (size_t)safe * 64, keep);
-#pragma unroll
-            for (int j = 0; j < N_TILES; j++)
-                copy8(to + CODE_BYTES + SCALE_BYTES + j * 256 + lane * 8, x_codes[j] + safe * 8, keep && live[j]);
-            if (RESIDUAL) {
-                const int extra = residual_block(block);
-#pragma unroll
-                for (int j = 0; j < N_TILES; j++)
-                    copy8(to + CODE_BYTES + SCALE_BYTES + TOKEN_BYTES + j * 256 + lane * 8,
-                          x_codes[j] + max(extra, 0) * 8, extra >= 0 && live[j]);
+        for (int u = lane; u < TOKENS * SUPER * 2; u += 32) {
+            const int token = u / (SUPER * 2), part = u % (SUPER * 2), block = first + part * 2;
+            const int row = token_row[token], bytes = row < 0 ? 0 : min(max(p.k_blocks - block, 0) * 8, 16);
+            const u8* from = p.x_codes + (bytes ? ((size_t)row * width + block) * 8 : 0);
+            const u32 at = to + token * TOKEN_STRIDE + part * 16;
+            if (aligned) {
+                copy16(at, from, bytes);
+            } else {
+                copy8(at, from, min(bytes, 8));
+                copy8(at + 8, from + (bytes > 8 ? 8 : 0), max(bytes - 8, 0));
             }
         }
-        commit();
+        if (RESIDUAL)
+#pragma unroll
+            for (int u = lane; u < TOKENS * SUPER * 4; u += 32) {
+                const int token = u / (SUPER * 4), part = u % (SUPER * 4), row = token_row[token];
+                const int block = residual_block(first + part), bytes = row < 0 || block < 0 ? 0 : 8;
+                copy8(to + SET_BYTES + token * TOKEN_STRIDE + part * 8,
+                      p.x_codes + (bytes ? ((size_t)row * width + block) * 8 : 0), bytes);
+            }
     };
     // Scale bytes of the activations go through registers, one chunk ahead.
-    auto fetch_scales = [&](u32 (&s)[SETS][N_TILES], int chunk) {
-        const int block = chunk * 4 + t;
+    auto fetch_scales = [&](u32 (&s)[SETS][N_TILES], int step) {
+        const int block = step < steps ? chunk_of(step) * 4 + t : p.k_blocks;
         const int extra = RESIDUAL ? residual_block(block) : -1;
 #pragma unroll
         for (int j = 0; j < N_TILES; j++) {
@@ -136,36 +169,45 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
     };
 
     float acc[4][N_TILES][4] = {};
-#pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) fetch(slice + s * slices, s);
     u32 next_scale[SETS][N_TILES];
-    fetch_scales(next_scale, slice);
+    fetch_scales(next_scale, 0);
+#pragma unroll
+    for (int s = 0; s < STAGES - 1; s++) {
+        if (s > 0) fetch_weights(s, s);
+        if (s % SUPER == 0) fetch_tokens(s / SUPER);
+        commit();
+    }
 
     int stage = 0;
-    for (int chunk = slice; chunk < chunks; chunk += slices) {
+    for (int step = 0; step < steps; step++) {
         wait<STAGES - 2>();
+        __syncwarp();
         const u8* at = ring + stage * STAGE_BYTES;
+        const u8* tokens_at = activations + step / SUPER % (AHEAD + 1) * TOKEN_BYTES + step % SUPER * 32;
         uint4 words[4];
         u64 tokens[SETS][N_TILES];
 #pragma unroll
-        for (int i = 0; i < 4; i++) words[i] = *reinterpret_cast<const uint4*>(at + i * 512 + lane * 16);
-        const uint2 packed_scales = *reinterpret_cast<const uint2*>(at + CODE_BYTES + lane * 8);
+        for (int i = 0; i < 4; i++)
+            words[i] = *reinterpret_cast<const uint4*>(at + t * CODE_STRIDE + i * 128 + g * 16);
+        const uint2 packed_scales =
+            *reinterpret_cast<const uint2*>(at + 4 * CODE_STRIDE + t * SCALE_STRIDE + g * 8);
 #pragma unroll
         for (int set = 0; set < SETS; set++)
 #pragma unroll
             for (int j = 0; j < N_TILES; j++)
                 tokens[set][j] = *reinterpret_cast<const u64*>(
-                    at + CODE_BYTES + SCALE_BYTES + set * TOKEN_BYTES + j * 256 + lane * 8);
+                    tokens_at + set * SET_BYTES + (j * 8 + g) * TOKEN_STRIDE + t * 8);
         u32 x_scale[SETS][N_TILES];
         bool any = false;
 #pragma unroll
         for (int set = 0; set < SETS; set++)
 #pragma unroll
             for (int j = 0; j < N_TILES; j++) x_scale[set][j] = token_scale(next_scale[set][j]);
-        if (RESIDUAL) any = __any_sync(0xFFFFFFFFu, residual_block(chunk * 4 + t) >= 0);
-        fetch_scales(next_scale, chunk + slices);
-        const int ahead = stage == 0 ? STAGES - 1 : stage - 1;
-        fetch(chunk + (STAGES - 1) * slices, ahead);
+        if (RESIDUAL) any = __any_sync(0xFFFFFFFFu, residual_block(chunk_of(step) * 4 + t) >= 0);
+        fetch_scales(next_scale, step + 1);
+        fetch_weights(step + STAGES - 1, stage == 0 ? STAGES - 1 : stage - 1);
+        if (step % SUPER == 0) fetch_tokens(step / SUPER + AHEAD);
+        commit();
 
         const u32 w_scale[4][2] = {
             {weight_scale<0>(packed_scales.x), weight_scale<1>(packed_scales.x)},
@@ -237,15 +279,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
     }
     __syncthreads();
 
-    auto outer = [&](int token) { return p.x_outer[p.outer_per_row ? token_row[token] : 0]; };
     if (SWIGLU) {
         const int channels = p.n >> 1;
         for (int e = threadIdx.x; e < TOKENS * 32; e += WARPS * 32) {
             const int token = e >> 5, channel = tile * 32 + (e & 31);
             if (out_row[token] < 0 || channel >= channels) continue;
             const float* sum = sums + token * SUM_STRIDE + ((e & 31) >> 3) * 16 + (e & 7);
-            const float gate = __fmul_rn(sum[0] * UNSCALE, __fmul_rn(outer(token), p.w_outer[group * 2]));
-            const float up = __fmul_rn(sum[8] * UNSCALE, __fmul_rn(outer(token), p.w_outer[group * 2 + 1]));
+            const float gate = __fmul_rn(sum[0] * UNSCALE, __fmul_rn(outer[token], w_outer));
+            const float up = __fmul_rn(sum[8] * UNSCALE, __fmul_rn(outer[token], up_outer));
             const float gate_bf16 = __uint_as_float(to_bf16(gate) << 16), up_bf16 = __uint_as_float(to_bf16(up) << 16);
             const float silu = __fdiv_rn(gate_bf16, __fadd_rn(1.0f, expf(-gate_bf16)));
             reinterpret_cast<u16*>(p.out)[(size_t)out_row[token] * channels + channel] =
@@ -256,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
     for (int e = threadIdx.x; e < TOKENS * 64; e += WARPS * 32) {
         const int token = e >> 6, row = tile * 64 + (e & 63);
         if (out_row[token] < 0 || row >= p.n) continue;
-        const float alpha = __fmul_rn(outer(token), p.w_outer[group]);
+        const float alpha = __fmul_rn(outer[token], w_outer);
         const float y = __fmul_rn(sums[token * SUM_STRIDE + (e & 63)] * UNSCALE, alpha);
         const size_t at = (size_t)out_row[token] * p.n + row;
         if (OUT_FLOAT) reinterpret_cast<float*>(p.out)[at] = y;

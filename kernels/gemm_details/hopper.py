@@ -15,24 +15,29 @@ from quads.kernels.gemm_details import nvrtc
 from quads.kernels.prepack import TILE, PreparedWeight, Quantized
 
 _HERE = Path(__file__).parent
-_SUM_STRIDE = 68  # as in decode.cu
+_CODE_STRIDE, _SCALE_STRIDE, _SUM_STRIDE = 544, 96, 68  # as in decode.cu
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Shape of the decode kernel: tokens of a thread block, warps that share K, ring depth, splits of K."""
+    """Shape of the decode kernel: tokens of a thread block, warps that share K by runs of `run` chunks, ring
+    depth, splits of K over the grid."""
 
     tokens: int
     warps: int = 8
     stages: int = 4
+    run: int = 4
     splits: int = 1
     min_blocks: int = 1
 
     def shared(self, k_blocks: int, residual: bool) -> int:
         """Dynamic shared memory in bytes: rings and position table, or the partial sums that take their place."""
-        stage = 2048 + 256 + (2 if residual else 1) * self.tokens * 32
-        ring = self.warps * self.stages * stage + (2 * k_blocks if residual else 0)
-        return max(ring, self.warps * self.tokens * _SUM_STRIDE * 4)
+        token_stride = self.run * 32 + (32 if self.run > 1 else 0)
+        token_bytes = (2 if residual else 1) * self.tokens * token_stride
+        ahead = (self.stages - 2) // self.run + 1
+        ring = self.stages * 4 * (_CODE_STRIDE + _SCALE_STRIDE) + (ahead + 1) * token_bytes
+        table = 2 * k_blocks if residual else 0
+        return max(self.warps * ring + table, self.warps * self.tokens * _SUM_STRIDE * 4)
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def decode_defines(
     plan: Plan, residual: bool, grouped: bool, swiglu: bool, out_float: bool
 ) -> tuple[tuple[str, int], ...]:
     values = {
-        "TOKENS": plan.tokens, "WARPS": plan.warps, "STAGES": plan.stages, "MIN_BLOCKS": plan.min_blocks,
+        "TOKENS": plan.tokens, "WARPS": plan.warps, "STAGES": plan.stages, "SUPER": plan.run, "MIN_BLOCKS": plan.min_blocks,
         "RESIDUAL": residual, "GROUPED": grouped, "SWIGLU": swiglu, "OUT_FLOAT": out_float,
     }  # fmt: skip
     return tuple((key, int(value)) for key, value in values.items())
