@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from quads.emulation import layout
 from quads.emulation.quantizers import NVFP4Tensor
+from quads.qdq import PackedWeight
 from quads.recipes import Recipe
 from quads.sites import Site, candidates, find_sites
-from quads.sync import PackedWeight, export_weights
+from quads.sync import export_weights
 
 
 @dataclass(frozen=True)

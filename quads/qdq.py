@@ -5,13 +5,14 @@ CPU tensors go through quads.emulation, CUDA tensors through quads.kernels, whic
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from quads.emulation import quantizers
+from quads.emulation import layout, quantizers
 from quads.emulation.dialects import EXACT, Dialect
 from quads.emulation.formats import E2M1_MAX
 from quads.emulation.quantizers import BLOCK, NVFP4Tensor
@@ -34,8 +35,9 @@ def outer_scale(site: Site, recipe: Recipe) -> Tensor:
     g = amax / (6 * 448), or amax / (6 * 256) under four-over-six; 1 where amax is 0.
     """
     amax = torch.stack([_amax(partner.weight) for partner in site.partners or (site,)]).amax(dim=0)
-    largest = E2M1_MAX * weight_dialect(recipe).outer_max
-    return torch.where(amax > 0, amax / largest, torch.ones_like(amax))
+    # A tensor, not a Python scalar: torch multiplies by a scalar's rounded reciprocal on CUDA.
+    largest = torch.full_like(amax, E2M1_MAX * weight_dialect(recipe).outer_max)
+    return torch.where(amax == 0, torch.ones_like(amax), amax / largest)
 
 
 def _amax(weight: Tensor) -> Tensor:
@@ -47,10 +49,45 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def quantize_weight(weight: Tensor, recipe: Recipe, outer: Tensor, name: str = "weight") -> NVFP4Tensor:
-    """Codes, block scales and outer scale of `weight` [..., N, K]; ValueError names `name` and the rule."""
-    quantizers.check_input(weight, name)
-    return quantizers.quantize(weight.detach(), outer, dialect=weight_dialect(recipe))
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """One weight as a rollout stores it, K last: packed uint8 [..., N, K/2], scales uint8 (E4M3) [..., N, K/16],
+    outer float32 [] or [experts, 1, 1]; `dtype` is the master's."""
+
+    name: str
+    packed: Tensor
+    scales: Tensor
+    outer: Tensor
+    dtype: torch.dtype
+
+    @property
+    def quantized(self) -> NVFP4Tensor:
+        return NVFP4Tensor(layout.unpack(self.packed), self.scales, self.outer)
+
+
+def pack(weight: Tensor, recipe: Recipe, outer: Tensor, name: str = "weight") -> PackedWeight:
+    """Quantise and pack `weight` [..., N, K] with `outer`; ValueError names `name` and the rule."""
+    weight = weight.detach()
+    if weight.is_cuda and weight_dialect(recipe) == EXACT:
+        packed, scales = _pack_on_gpu(weight, outer, name)
+    else:
+        quantizers.check_input(weight, name)
+        q = quantizers.quantize(weight, outer, dialect=weight_dialect(recipe))
+        packed, scales = q.packed, q.scales
+    return PackedWeight(name, packed, scales, outer, weight.dtype)
+
+
+def _pack_on_gpu(weight: Tensor, outer: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    from quads.kernels import quantize
+
+    # amax, and so the outer scale, hands NaN and Inf on: no further pass over the weight.
+    if not bool(outer.isfinite().all()):
+        raise ValueError(f"{name} of shape {tuple(weight.shape)} holds NaN or Inf: refuse to quantise it")
+    per_row = outer.ndim > 0
+    rows = outer.expand(*weight.shape[:-1], 1).reshape(-1, 1) if per_row else outer
+    q = quantize.quantize(weight, rows, granularity="token" if per_row else "tensor")
+    shape = weight.shape[:-1]
+    return q.packed.reshape(*shape, -1), q.scales.reshape(*shape, -1)
 
 
 def fake_quantize(weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:
@@ -73,7 +110,7 @@ def fake_quantize(weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:
 class _FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:
-        return quantizers.dequantize(quantize_weight(weight, recipe, outer), weight.dtype)
+        return quantizers.dequantize(pack(weight, recipe, outer).quantized, weight.dtype)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
@@ -95,7 +132,8 @@ def _fp8(x: Tensor, block: tuple[int, int]) -> Tensor:
     rows, k = x.shape[-2:]
     pad = (0, -k % block[1], 0, -rows % block[0])
     tiles = torch.nn.functional.pad(x, pad).unflatten(-2, (-1, block[0])).unflatten(-1, (-1, block[1]))
-    scale = tiles.abs().amax(dim=(-3, -1), keepdim=True) / quantizers.formats.E4M3_MAX
+    amax = tiles.abs().amax(dim=(-3, -1), keepdim=True)
+    scale = amax / torch.full_like(amax, quantizers.formats.E4M3_MAX)
     scale = torch.where(scale > 0, scale, torch.ones_like(scale))
     codes = (tiles / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
     return (codes.float() * scale).flatten(-2).flatten(-3, -2)[..., :rows, :k]

@@ -25,9 +25,9 @@ from quads.emulation import gemm, quantizers
 from quads.emulation.quantizers import NVFP4Tensor
 from quads.operand import OperandWeight
 from quads.qat import check_weight
+from quads.qdq import PackedWeight
 from quads.recipes import Recipe
 from quads.sites import Site, find_sites
-from quads.sync import PackedWeight
 
 
 def rollout_numerics(model: nn.Module, recipe: Recipe, *, seed: int = 0) -> Rollout:
@@ -50,7 +50,7 @@ class Rollout:
         self._configs = [c for c in configs if getattr(c, "_experts_implementation", None) is not None]
         self._implementations: list[tuple[Any, str]] = []
         self._saved: list[tuple[Site, object]] = []
-        self._quantized: dict[str, NVFP4Tensor] = {}
+        self._packed: dict[str, PackedWeight] = {}
 
     def __enter__(self) -> Rollout:
         for site in self.sites:
@@ -71,16 +71,13 @@ class Rollout:
         while self._saved:
             site, saved = self._saved.pop()
             restore(site, saved)
-        self._quantized.clear()
+        self._packed.clear()
         for selector in self._selectors.values():
             selector.end_of_rollout()
 
     def packed_weights(self) -> Iterator[PackedWeight]:
         """What the running rollout multiplies by, as `verify_sync` takes it; nothing outside the context."""
-        for site, _ in self._saved:
-            q = self._quantized.get(site.name)
-            if q is not None:
-                yield PackedWeight(site.name, q.packed, q.scales, q.outer, site.parameter.dtype)
+        yield from self._packed.values()
 
     @torch.no_grad()
     def _operand(self, site: Site) -> Tensor:
@@ -89,12 +86,12 @@ class Rollout:
             value = qdq.fp8_weight(weight)
             product: Fp8Product | Nvfp4Product = Fp8Product(value)
         else:
-            quantized = qdq.quantize_weight(weight, self.recipe, qdq.outer_scale(site, self.recipe), site.name)
-            self._quantized[site.name] = quantized
-            value = quantizers.dequantize(quantized, weight.dtype)
+            packed = qdq.pack(weight, self.recipe, qdq.outer_scale(site, self.recipe), site.name)
+            self._packed[site.name] = packed
+            value = quantizers.dequantize(packed.quantized, weight.dtype)
             if self.recipe.rollout_activations == "bf16":
                 return site.k_last(value)
-            product = Nvfp4Product(quantized, self.recipe, self._selectors[site.name], site.name)
+            product = Nvfp4Product(packed.quantized, self.recipe, self._selectors[site.name], site.name)
         return OperandWeight.wrap(site.k_last(value.to(weight.dtype)), product, k_last=not site.transposed)
 
 

@@ -7,33 +7,17 @@ for bit, the trainer's fake-quantised weight with the dequantised weight of a ro
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from quads import qdq
-from quads.emulation import layout, quantizers
+from quads.emulation import quantizers
 from quads.emulation.quantizers import NVFP4Tensor
 from quads.qat import FakeQuantizedWeight
+from quads.qdq import PackedWeight
 from quads.recipes import Recipe, RecipeError
 from quads.sites import Site, find_sites
-
-
-@dataclass(frozen=True, eq=False)
-class PackedWeight:
-    """One weight as the rollout stores it, K last: packed uint8 [..., N, K/2], scales uint8 (E4M3) [..., N, K/16],
-    outer float32 [] or [experts, 1, 1]; `dtype` is the master's."""
-
-    name: str
-    packed: Tensor
-    scales: Tensor
-    outer: Tensor
-    dtype: torch.dtype
-
-    @property
-    def quantized(self) -> NVFP4Tensor:
-        return NVFP4Tensor(layout.unpack(self.packed), self.scales, self.outer)
 
 
 class SyncError(ValueError):
@@ -49,9 +33,8 @@ def export_weights(model: nn.Module, recipe: Recipe) -> Iterator[PackedWeight]:
         raise RecipeError(f"recipe field 'rollout_weights' is '{recipe.rollout_weights}': only nvfp4 exports packed")
     for site in find_sites(model, recipe):
         with torch.no_grad():
-            weight = qdq.whole(site.weight)
-            q = qdq.quantize_weight(weight, recipe, qdq.outer_scale(site, recipe), site.name)
-        yield PackedWeight(site.name, q.packed, q.scales, q.outer, weight.dtype)
+            packed = qdq.pack(qdq.whole(site.weight), recipe, qdq.outer_scale(site, recipe), site.name)
+        yield packed
 
 
 def verify_sync(trainer: nn.Module, recipe: Recipe, rollout: Iterable[PackedWeight]) -> int:
@@ -97,7 +80,7 @@ def _compare(site: Site, recipe: Recipe, packed: PackedWeight) -> None:
 def _derivations(site: Site, recipe: Recipe, packed: PackedWeight, differs: Tensor) -> str:
     index = tuple(int(i) for i in differs.nonzero()[0])
     weight = qdq.whole(site.weight.detach())
-    q = qdq.quantize_weight(weight, recipe, qdq.outer_scale(site, recipe), site.name)
+    q = qdq.pack(weight, recipe, qdq.outer_scale(site, recipe), site.name).quantized
     return (
         f"{site.name}: {int(differs.sum())} of {differs.numel()} elements differ, first {list(index)} of master"
         f" {float(weight[index])!r}: trainer {_derive(q, index)}, rollout {_derive(packed.quantized, index)}"

@@ -6,13 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.quads.tiny import FAMILIES, tiny_model
 
 from quads import recipes
 from quads.qat import prepare_qat
+from quads.qdq import PackedWeight
 from quads.recipes import RecipeError
 from quads.rollout import rollout_numerics
-from quads.sync import PackedWeight, SyncError, export_weights, verify_sync
+from quads.sync import SyncError, export_weights, verify_sync
+from tests.quads.tiny import FAMILIES, tiny_model
 
 QUADS = recipes.named()["quads"].replace(modules=(r"_proj$", r"\.experts\."))
 
