@@ -103,7 +103,7 @@ def chain(a: Decoded, b: Decoded, model: mma.Model) -> Tensor:
 
 
 def _around_nan(a: Decoded, b: Decoded, model: mma.Model) -> Tensor:
-    result = torch.full((len(a.nan), len(b.nan)), fdpa.CANONICAL_NAN["fp32"], device=a.nan.device, dtype=torch.int32)
+    result = torch.full((len(a.nan), len(b.nan)), fdpa.OUTPUTS["rz_fp32"].nan, device=a.nan.device, dtype=torch.int32)
     rows, columns = (~a.nan).nonzero().squeeze(-1), (~b.nan).nonzero().squeeze(-1)
     if len(rows) and len(columns):
         finite = chain(a.rows(rows), b.rows(columns), model)

@@ -1,8 +1,9 @@
 """Primitives of the truncated fused dot-product-add, on significands and exponents.
 
-A number is (significand, exponent): signed significand in (-2, 2), |significand| >= 1 for a normal, subnormals not
-normalised (exponent stays the format's smallest), NaN and Inf in the significand. Every routine is exact: what it
-computes in float64 fits in 53 bits (a sum of 33 terms below 2^(F+2), or 5 terms below 2^(F+11), with F <= 36).
+An operand is (significand, exponent): signed significand in (-2, 2), |significand| >= 1 for a normal, subnormals not
+normalised (exponent stays the format's smallest), NaN and Inf in the significand. A term of the sum is its float64
+value beside the exponent that the hardware aligns by. All is exact: in units of 2^(top - F) a sum is an integer
+below 33 * 2^(F+2) (T-FDPA, F <= 25) or 5 * 2^(F+11) (groups of 16, F <= 36), and float64 holds 2^53.
 
 float64 rather than int64 alignment: both were measured; see docs/evidence.md, "Speed".
 """
@@ -10,12 +11,10 @@ float64 rather than int64 alignment: both were measured; see docs/evidence.md, "
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
-
-CANONICAL_NAN = {"fp16": 0x7FFF, "fp32": 0x7FFFFFFF}
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ def split(codes: Tensor, name: str) -> tuple[Tensor, Tensor]:
     return _split(codes, FIELDS[name])
 
 
-@lru_cache(maxsize=None)
+@cache
 def _table(name: str, device: torch.device) -> tuple[Tensor, Tensor]:
     return _split(torch.arange(1 << FIELDS[name].bits, device=device), FIELDS[name])
 
@@ -95,9 +94,9 @@ def power_of_two(exponent: Tensor) -> Tensor:
     return ((exponent.long() + 1023) << 52).view(torch.float64)
 
 
-def truncate(significand: Tensor, exponent: Tensor, top: Tensor, fraction_bits: int) -> Tensor:
-    """significand * 2^exponent in units of 2^(top - fraction_bits), truncated toward zero; float64 integers."""
-    return (significand.double() * power_of_two(exponent - top + fraction_bits)).trunc_()
+def exponent_of(x: Tensor, smallest: int, largest: int) -> Tensor:
+    """floor(log2 |x|) of float64 `x` as int64, clamped: zero and subnormals to `smallest`, Inf and NaN to `largest`."""
+    return (((x.view(torch.int64) >> 52) & 0x7FF) - 1023).clamp_(smallest, largest)
 
 
 @dataclass(frozen=True)
@@ -106,27 +105,41 @@ class Output:
 
     fraction_bits: int
     emin: int
-    container: str
+    emax: int
+    dtype: torch.dtype
+    integer: torch.dtype
+    nan: int
     nearest: bool
 
 
 OUTPUTS = {
-    "rz_fp32": Output(23, -126, "fp32", False),
-    "rz_e8m13": Output(13, -126, "fp32", False),
-    "rne_fp16": Output(10, -14, "fp16", True),
+    "rz_fp32": Output(23, -126, 127, torch.float32, torch.int32, 0x7FFFFFFF, False),
+    "rz_e8m13": Output(13, -126, 127, torch.float32, torch.int32, 0x7FFFFFFF, False),
+    "rne_fp16": Output(10, -14, 15, torch.float16, torch.int16, 0x7FFF, True),
 }
 
 
-def round_output(x: Tensor, name: str) -> Tensor:
-    """Bits (int32 or int16) of the float64 `x` in the output format: NaN canonical, -0 to +0, overflow to Inf."""
-    rule = OUTPUTS[name]
-    exponent = ((x.view(torch.int64) >> 52) & 0x7FF) - 1023
-    unit = (exponent.clamp(min=rule.emin) - rule.fraction_bits).clamp(max=1000)
+def fused_sum(values: Tensor, exponents: Tensor, c: Tensor, rule: Output, fraction_bits: int, zero: int) -> Tensor:
+    """round(sum of the truncated terms): `values` float64 [T, ...] and their `exponents`, C in the output's dtype.
+
+    Each term is truncated toward zero to a multiple of 2^(top - F), top the largest exponent; the sum is exact.
+    """
+    value_c = c.double()
+    exponent_c = torch.where(value_c == 0, zero, exponent_of(value_c, rule.emin, rule.emax + 1))
+    top = torch.maximum(exponents.amax(dim=0), exponent_c)
+    scale = power_of_two(fraction_bits - top)
+    total = (values * scale).trunc_().sum(dim=0) + (value_c * scale).trunc_()
+    return round_to(total * power_of_two(top - fraction_bits), rule)
+
+
+def round_to(x: Tensor, rule: Output) -> Tensor:
+    """float64 `x` in the output format and dtype: subnormals kept, overflow to Inf, -0 to +0."""
+    unit = (exponent_of(x, rule.emin, rule.emax) - rule.fraction_bits).long()
     scaled = x * power_of_two(-unit)
-    whole = scaled.round() if rule.nearest else scaled.trunc()
-    value = whole * power_of_two(unit) + 0.0
-    if rule.container == "fp16":
-        bits = value.half().view(torch.int16)
-    else:
-        bits = value.float().view(torch.int32)
-    return torch.where(x.isnan(), CANONICAL_NAN[rule.container], bits)
+    whole = scaled.round_() if rule.nearest else scaled.trunc_()
+    return whole.mul_(power_of_two(unit)).to(rule.dtype) + 0.0
+
+
+def to_bits(x: Tensor, rule: Output) -> Tensor:
+    """Bit patterns of an output tensor, NaN canonical."""
+    return torch.where(x.isnan(), rule.nan, x.view(rule.integer))

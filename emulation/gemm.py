@@ -105,7 +105,9 @@ def linear(
         acc = matmul(q, w, model=model, split_k=split_k)
     else:
         extra = quantize_residual(rows, q, rac_blocks)
-        acc = matmul(concat_k(q, extra), concat_k(weight, select_blocks(weight, rac_blocks)), model=model, split_k=split_k)
+        acc = matmul(
+            concat_k(q, extra), concat_k(weight, select_blocks(weight, rac_blocks)), model=model, split_k=split_k
+        )
     return epilogue(acc, alpha, x.dtype).unflatten(0, x.shape[:-1])
 
 
@@ -116,6 +118,4 @@ def select_blocks(q: NVFP4Tensor, blocks: Tensor) -> NVFP4Tensor:
 
 def concat_k(q: NVFP4Tensor, extra: NVFP4Tensor) -> NVFP4Tensor:
     """`extra` appended along K, with the outer scale of `q`; no padding in between, `matmul` pads the end."""
-    return NVFP4Tensor(
-        torch.cat([q.codes, extra.codes], dim=-1), torch.cat([q.scales, extra.scales], dim=-1), q.outer
-    )
+    return NVFP4Tensor(torch.cat([q.codes, extra.codes], dim=-1), torch.cat([q.scales, extra.scales], dim=-1), q.outer)

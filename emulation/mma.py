@@ -25,7 +25,7 @@ from torch import Tensor
 
 from quads.emulation import fdpa
 
-_MAX_ELEMENTS = 1 << 20  # of the largest temporary in one step
+_MAX_TERMS = 1 << 20  # terms held at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,64 +141,63 @@ def step(a: Operand, b: Operand, c: Tensor, model: Model) -> Tensor:
 
     a [..., M, K], b [..., N, K], c [..., M, N] (int32 FP32 bits, or int16 FP16 bits). Returns bits like `c`.
     """
-    products, exponents = _terms(a, b, model)
-    container = fdpa.OUTPUTS[model.output].container
-    significand_c, exponent_c = fdpa.split(c, container)
-    exponent_c = torch.where(significand_c == 0, model.zero_exponent, exponent_c)
-    top = torch.maximum(exponents.amax(dim=0), exponent_c)
-    total = fdpa.truncate(products, exponents, top, model.fraction_bits).sum(dim=0)
-    total += fdpa.truncate(significand_c, exponent_c, top, model.fraction_bits)
-    return fdpa.round_output(total * fdpa.power_of_two(top - model.fraction_bits), model.output)
+    rule = fdpa.OUTPUTS[model.output]
+    return fdpa.to_bits(_accumulate(*_terms(a, b, model), c.view(rule.dtype), model), rule)
 
 
 def chain(a: Operand, b: Operand, model: Model, c: Tensor | None = None) -> Tensor:
     """Bits [..., M, N] of a whole K: fused steps of model.k in ascending order, starting from `c` (zeros if None)."""
     check_operands(a, b, model)
-    k, rows = a.codes.shape[-1], a.codes.shape[-2]
+    rule, rows = fdpa.OUTPUTS[model.output], a.codes.shape[-2]
     if c is None:
-        integer = torch.int16 if fdpa.OUTPUTS[model.output].container == "fp16" else torch.int32
         batch = torch.broadcast_shapes(a.codes.shape[:-2], b.codes.shape[:-2])
-        c = torch.zeros(*batch, rows, b.codes.shape[-2], dtype=integer, device=a.codes.device)
-    terms = min(k, model.k) // model.group
-    stride = max(1, _MAX_ELEMENTS * rows // max(1, c.numel() * terms))
+        c = torch.zeros(*batch, rows, b.codes.shape[-2], dtype=rule.integer, device=a.codes.device)
+    row_terms = c.numel() // rows * a.codes.shape[-1] // model.group
+    stride, terms = max(1, _MAX_TERMS // row_terms), model.k // model.group
     parts = []
     for first in range(0, rows, stride):
-        part, d = a.rows(slice(first, first + stride)), c[..., first : first + stride, :]
-        for start in range(0, k, model.k):
-            stop = min(k, start + model.k)
-            d = step(part.chunk(start, stop, model.scale_block), b.chunk(start, stop, model.scale_block), d, model)
+        d = c[..., first : first + stride, :].view(rule.dtype)
+        values, exponents = _terms(a.rows(slice(first, first + stride)), b, model)
+        for start in range(0, len(values), terms):
+            d = _accumulate(values[start : start + terms], exponents[start : start + terms], d, model)
         parts.append(d)
-    return torch.cat(parts, dim=-2)
+    return fdpa.to_bits(torch.cat(parts, dim=-2), rule)
+
+
+def _accumulate(values: Tensor, exponents: Tensor, c: Tensor, model: Model) -> Tensor:
+    rule = fdpa.OUTPUTS[model.output]
+    return fdpa.fused_sum(values, exponents, c, rule, model.fraction_bits, model.zero_exponent)
 
 
 def _terms(a: Operand, b: Operand, model: Model) -> tuple[Tensor, Tensor]:
-    """Significands (float32, exact) and exponents (int32) of the terms, [terms, ..., M, N]."""
+    """Terms of A B^T [K / group, ..., M, N]: exact values (float64) and the exponents they are aligned by (int32)."""
     if model.group > 1:
         return _grouped_terms(a, b, model)
     products, exponents = _outer(*fdpa.split(a.codes, a.format), *fdpa.split(b.codes, b.format))
     if a.scales is not None and b.scales is not None:
         scales, shifts = _outer(*fdpa.split(a.scales, model.scale), *fdpa.split(b.scales, model.scale))
-        repeat = products.shape[0] // scales.shape[0]
-        products = products * scales.repeat_interleave(repeat, 0)
-        exponents = exponents + shifts.repeat_interleave(repeat, 0)
+        products = products * scales.repeat_interleave(model.scale_block, 0)[: len(products)]
+        exponents = exponents + shifts.repeat_interleave(model.scale_block, 0)[: len(products)]
+    values = products.double() * fdpa.power_of_two(exponents)
     if model.dead_group == "excluded":
         exponents = torch.where(products == 0, model.zero_exponent, exponents)
-    return products, exponents
+    return values, exponents
 
 
 def _grouped_terms(a: Operand, b: Operand, model: Model) -> tuple[Tensor, Tensor]:
     assert a.scales is not None and b.scales is not None
     value_a, value_b = (_group_values(operand, model.group) for operand in (a, b))
-    sums = value_a @ value_b.mT  # exact in float32: multiples of 1/4 below 576
+    sums = value_a @ value_b.mT  # exact in float32: multiples of 1/4 up to 576
     scales, exponents = _outer(*fdpa.split(a.scales, model.scale), *fdpa.split(b.scales, model.scale))
     repeat = model.scale_block // model.group
     scales, exponents = scales.repeat_interleave(repeat, 0), exponents.repeat_interleave(repeat, 0)
+    values = (sums * scales).double() * fdpa.power_of_two(exponents)
     live = (value_a != 0).float() @ (value_b != 0).float().mT > 0
     if model.dead_group == "excluded":
         exponents = torch.where(live & (scales != 0), exponents, model.zero_exponent)
     if model.cancelled_group == "excluded":
         exponents = torch.where(live & (sums == 0), model.zero_exponent, exponents)
-    return sums * scales, exponents
+    return values, exponents
 
 
 def _group_values(operand: Operand, group: int) -> Tensor:
