@@ -19,13 +19,13 @@ _TABLE = Path(__file__).with_name("dialects.toml")
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "evidence": ("contract", "library", "source", "page"),
-    "outer": ("decode", "encode", "none"),
+    "outer": ("amax/max", "max/amax", "max*(1/amax)", "one"),
     "outer_guard": ("one", "flt_max", "tiny", "none"),
     "observer": ("float32", "input"),
     "granularity": ("tensor", "token"),
     "tile": ("1x16", "16x16"),
     "scale": ("v/6/g", "v/(6*g)", "v/6*(1/g)", "v/6*gs", "gs*(v*rcp6)", "v*(gs*rcp6)"),
-    "zero_scale": ("keep", "one", "eighth"),
+    "zero_scale": ("keep", "zero", "one", "eighth"),
     "multiplier": (
         "x/(s*g)",
         "x/(s/gs)",
@@ -46,8 +46,8 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "error_sum": ("sequential", "torch"),
     "outer_max": (448, 256),
     "scale_floor": (0.0, 2.0**-6, 2.0**-9),
-    "nan_code": (0, 3, 7),
-    "nan_sign": ("kept", "dropped"),
+    "nan": ("six", "zero", "undefined"),
+    "overflow": ("saturate", "wrap"),
 }
 
 
@@ -57,19 +57,23 @@ class Dialect:
 
     source: what was read or compared, with its version. evidence: `contract` (this project's own definition),
         `library` (compared byte for byte with the installed library), `source` (read, not run), `page` (second hand).
-    outer: direction in which the outer scale is kept; `none` is one-level scaling, g = 1.
+    outer: how the outer scale follows from amax, max being 6 * outer_max; a dialect that divides by amax keeps the
+        divisor gs. `one` is one-level scaling, g = 1.
     outer_guard: amax that gives no usable outer scale: `one` (amax 0 -> 1), `flt_max` (cut at FLT_MAX, 0 -> 1),
         `tiny` (amax at least the smallest normal; NaN or Inf -> 1), `none` (whatever the division gives).
     outer_max: E4M3 value that amax is mapped to; 256 leaves room for the 4 of four-over-six.
     observer: dtype in which the outer scale and v/6 are computed: float32, or the input's.
     granularity, tile: who shares an outer scale, and who shares a block scale.
     scale: association of the block scale. scale_floor: lower clamp before the cast to E4M3.
-    zero_scale: a block scale of zero becomes 1 before the cast (`one`) or 0.125 after it (`eighth`).
+    zero_scale: a block scale of zero becomes 1 before the cast (`one`) or 0.125 after it (`eighth`); `zero` keeps the
+        scale of v = 0 at zero even where the outer scale is Inf.
     multiplier: how an element is scaled to the E2M1 grid; rcp is the pluggable reciprocal.
     underflow: what that does where the block scale is 0: code 0 with the sign kept where s * g = 0 (`zero_step`) or
         s = 0 (`zero_scale`), code 0 without it (`positive_zero`), code 0 only where v = 0 (`zero_block`), multiplier
         cut at FLT_MAX (`flt_max`), multiplier 1e-8, or nothing.
-    pre_round: rounding before the one to E2M1. zero_sign: whether -0.0 keeps its sign. nan_code, nan_sign: code of NaN.
+    pre_round: rounding before the one to E2M1. zero_sign: whether -0.0 keeps its sign. nan: code of NaN; `undefined`
+        where the library converts NaN to an integer (encoded as six here). overflow: |y| >= 7 becomes 6, or (`wrap`)
+        loses its third exponent bit into the sign, Inf to no defined code.
     nan_max: whether maxima see NaN. nonfinite: whether NaN and Inf are refused.
     reciprocal: see `quads.emulation.reciprocal`. flush: FP32 subnormals flushed to zero (fast-math).
     rule: absmax to 6, or the better of 6 and 4 by mse, mae or abs_max; ties to 6. error, error_sum: how it is computed.
@@ -78,7 +82,7 @@ class Dialect:
     name: str
     source: str
     evidence: str
-    outer: str = "decode"
+    outer: str = "amax/max"
     outer_guard: str = "one"
     outer_max: int = 448
     observer: str = "float32"
@@ -91,8 +95,8 @@ class Dialect:
     underflow: str = "zero_step"
     pre_round: str = "none"
     zero_sign: str = "kept"
-    nan_code: int = 7
-    nan_sign: str = "dropped"
+    nan: str = "six"
+    overflow: str = "saturate"
     nan_max: str = "propagate"
     nonfinite: str = "follow"
     reciprocal: str = "exact"
@@ -109,6 +113,11 @@ class Dialect:
                 raise ValueError(f"dialect {self.name!r}: {field} = {value!r} is not one of {known}")
         if self.tile == "16x16" and self.granularity == "token":
             raise ValueError(f"dialect {self.name!r}: a 16x16 tile spans rows, so granularity cannot be 'token'")
+
+    @property
+    def encodes(self) -> bool:
+        """Whether the outer scale is kept as the divisor gs."""
+        return self.outer.startswith("max")
 
     def replace(self, **changes: Any) -> Dialect:
         """A copy with `changes`, checked again."""

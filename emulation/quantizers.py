@@ -6,7 +6,7 @@ The project's own dialect, `exact`: every division is correctly rounded FP32, no
     code = e2m1_sat(fl(x / fl(s * g)))          0 (sign kept) where s * g = 0
     Q(x) = fl(fl(q * s) * g)                    q * s is exact
 Other dialects (`quads.emulation.dialects`) differ in the fields of their record and in nothing else. Outer scales
-are given and kept as multipliers, or as divisors gs by a dialect with outer = "encode"; the result always holds the
+are given and kept as multipliers, or as divisors gs by a dialect that divides by amax; the result always holds the
 multiplier, fl(1 / gs) there. All arithmetic is FP32, one rounding an operation, no FMA; nothing is flushed unless a
 dialect says so.
 """
@@ -31,6 +31,7 @@ Granularity = Literal["tensor", "token"]
 
 _FLT_MAX = torch.finfo(torch.float32).max
 _FLT_TINY = torch.finfo(torch.float32).tiny
+_WRAPS = 7.0  # from here on, rounding to the spacing of E2M1's top binade leaves the format
 _BF16_MAX = torch.finfo(torch.bfloat16).max
 
 
@@ -108,16 +109,15 @@ def trace(
         _refuse_nonfinite(maxima, x, "tensor")
     amax = _amax(maxima, granularity or d.granularity) if outer is None else None
     given = _outer_of(amax, d) if amax is not None else _as_float32(outer)
-    scales = _Outer(g=_flush(rcp(given, "outer"), d), gs=given) if d.outer == "encode" else None
-    scales = scales or _Outer(g=given, gs=_inverse(given, rcp, d))
+    outers = _both_directions(given, rcp, d)
     value = _flush(x.float(), d)
     blocks = value.unflatten(-1, (-1, BLOCK))
     v = _shared_max(_flush(maxima, d), d)
-    base = {k: _flush(t, d) for k, t in _SCALE[d.scale](v, scales, rcp).items()}
-    candidates = [_candidate(blocks, v, base, factor, scales, rcp, d) for factor in _factors(d)]
-    chosen = candidates[0] if d.rule == "six" else _better(candidates, blocks, amax, scales, d)
-    steps = {"v": v.float(), "gs" if d.outer == "encode" else "g": given, **chosen.steps}
-    return Trace(steps, NVFP4Tensor(chosen.codes.flatten(-2), chosen.scales, scales.g))
+    base = {k: _flush(t, d) for k, t in _SCALE[d.scale](v, outers, rcp).items()}
+    candidates = [_candidate(blocks, v, base, factor, outers, rcp, d) for factor in _factors(d)]
+    chosen = candidates[0] if d.rule == "six" else _better(candidates, blocks, amax, outers, d)
+    steps = {"v": v.float(), "gs" if d.encodes else "g": given, **chosen.steps}
+    return Trace(steps, NVFP4Tensor(chosen.codes.flatten(-2), chosen.scales, outers.g))
 
 
 def dequantize(q: NVFP4Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -177,21 +177,38 @@ class _Candidate:
     steps: dict[str, Tensor]
     scales: Tensor
     codes: Tensor
+    y: Tensor
 
 
 _Steps = dict[str, Tensor]
+
+
+def _constant(value: float, like: Tensor) -> Tensor:
+    """A tensor operand: torch divides by a Python number with a reciprocal on CUDA, and Python numbers by a tensor so
+    everywhere; only tensor / tensor is a correctly rounded division."""
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+def _sixth(v: Tensor) -> Tensor:
+    return (v / _constant(6.0, v)).float()
 
 
 def _rcp6(v: Tensor, rcp: Reciprocal) -> Tensor:
     return rcp(torch.full((), 6.0, device=v.device), "six")
 
 
-# Each form names its roundings in order; the last is the result. CPU and Python-scalar operands are float32.
+_OUTER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "amax/max": lambda amax, most: amax / most,
+    "max/amax": lambda amax, most: most / amax,
+    "max*(1/amax)": lambda amax, most: most * (1.0 / amax),
+    "one": lambda amax, most: torch.ones_like(amax),
+}
+# Each form names its roundings in order; the last is the result.
 _SCALE: dict[str, Callable[[Tensor, _Outer, Reciprocal], _Steps]] = {
-    "v/6/g": lambda v, o, rcp: {"v/6": (a := v / 6.0).float(), "(v/6)/g": a.float() / o.g},
+    "v/6/g": lambda v, o, rcp: {"v/6": (a := _sixth(v)), "(v/6)/g": a / o.g},
     "v/(6*g)": lambda v, o, rcp: {"6*g": (a := 6.0 * o.g), "v/(6*g)": v.float() / a},
-    "v/6*(1/g)": lambda v, o, rcp: {"v/6": (a := v / 6.0).float(), "1/g": o.gs, "(v/6)*(1/g)": a.float() * o.gs},
-    "v/6*gs": lambda v, o, rcp: {"v/6": (a := v / 6.0).float(), "(v/6)*gs": a.float() * o.gs},
+    "v/6*(1/g)": lambda v, o, rcp: {"v/6": (a := _sixth(v)), "1/g": o.gs, "(v/6)*(1/g)": a * o.gs},
+    "v/6*gs": lambda v, o, rcp: {"v/6": (a := _sixth(v)), "(v/6)*gs": a * o.gs},
     "gs*(v*rcp6)": lambda v, o, rcp: {"v*rcp(6)": (a := v.float() * _rcp6(v, rcp)), "gs*(v*rcp(6))": o.gs * a},
     "v*(gs*rcp6)": lambda v, o, rcp: {"gs*rcp(6)": (a := o.gs * _rcp6(v, rcp)), "v*(gs*rcp(6))": v.float() * a},
 }
@@ -221,9 +238,13 @@ def _flush(t: Tensor, d: Dialect) -> Tensor:
     return torch.where(t.abs() < _FLT_TINY, torch.copysign(torch.zeros_like(t), t), t) if d.flush else t
 
 
-def _inverse(g: Tensor, rcp: Reciprocal, d: Dialect) -> Tensor:
-    """1/g for the decode dialects that multiply by it; the others never read it."""
-    return rcp(g, "outer") if "1/g" in d.scale or "gs" in d.multiplier or "1/g" in d.multiplier else g
+def _both_directions(given: Tensor, rcp: Reciprocal, d: Dialect) -> _Outer:
+    """The outer scale as multiplier and divisor: one is `given`, the other its reciprocal where a form reads it."""
+    if d.encodes:
+        g = _flush(rcp(given, "outer"), d)
+        return _Outer(g=torch.where(given == 0, 1e-8, g) if d.underflow == "1e-8" else g, gs=given)
+    reads_inverse = "1/g" in d.scale or "1/g" in d.multiplier or "gs" in d.multiplier
+    return _Outer(g=given, gs=rcp(given, "outer") if reads_inverse else given)
 
 
 def _magnitude(x: Tensor, d: Dialect) -> Tensor:
@@ -236,12 +257,9 @@ def _amax(magnitude: Tensor, granularity: str) -> Tensor:
 
 
 def _outer_of(amax: Tensor, d: Dialect) -> Tensor:
-    most = formats.E2M1_MAX * d.outer_max
-    if d.outer == "none":
-        return torch.ones_like(amax, dtype=torch.float32)
     if d.outer_guard == "tiny":
         amax = amax.clamp(min=torch.finfo(amax.dtype).tiny)
-    outer = amax / most if d.outer == "decode" else most / amax
+    outer = _OUTER[d.outer](amax, _constant(formats.E2M1_MAX * d.outer_max, amax))
     if d.outer_guard == "flt_max":
         outer = torch.minimum(outer, torch.full_like(outer, _FLT_MAX))
         outer = torch.where((amax == 0) | (outer == 0), 1.0, outer)
@@ -271,7 +289,7 @@ def _candidate(
     wanted = list(base.values())[-1]
     if factor != 1.0:
         steps["1.5 * scale"] = wanted = wanted * factor
-    scales = _encode_scale(wanted, d)
+    scales = _encode_scale(wanted, v, d)
     s = formats.decode(scales, formats.E4M3)
     multiplier = {k: _flush(t, d) for k, t in _MULTIPLIER[d.multiplier](s, outer, rcp).items()}
     last = _guarded(list(multiplier.values())[-1], s, v, d)
@@ -281,10 +299,12 @@ def _candidate(
     if d.underflow == "positive_zero":
         y = torch.where(s.unsqueeze(-1) != 0, y, 0.0)
     steps["y"] = y
-    return _Candidate(steps, scales, _encode_codes(y, d))
+    return _Candidate(steps, scales, _encode_codes(y, d), y)
 
 
-def _encode_scale(wanted: Tensor, d: Dialect) -> Tensor:
+def _encode_scale(wanted: Tensor, v: Tensor, d: Dialect) -> Tensor:
+    if d.zero_scale == "zero":
+        wanted = torch.where(v == 0, 0.0, wanted)
     if d.zero_scale == "one":
         wanted = torch.where(wanted == 0, 1.0, wanted)
     if d.scale_floor:
@@ -315,12 +335,26 @@ def _encode_codes(y: Tensor, d: Dialect) -> Tensor:
     if d.pre_round == "bf16":
         y = y.bfloat16().float()
     codes = formats.encode(y, formats.E2M1)
+    if d.overflow == "wrap":
+        codes = torch.where(y.abs() >= _WRAPS, _wrapped(_to_even(y)), codes)
     if d.zero_sign == "dropped":
         codes = codes.masked_fill(y == 0, 0)
-    if d.nonfinite == "follow" and (d.nan_code, d.nan_sign) != (7, "dropped"):
-        sign = (torch.signbit(y).byte() << 3) if d.nan_sign == "kept" else 0
-        codes = torch.where(y.isnan(), sign + d.nan_code, codes)
+    if d.nan == "zero":
+        codes = codes.masked_fill(y.isnan(), 0)
     return codes
+
+
+def _to_even(y: Tensor) -> Tensor:
+    """The E2M1 grid of its top binade (spacing 2), continued beyond 6."""
+    half = y.abs().clamp(max=_FLT_MAX) * 0.5
+    return torch.copysign(2.0 * half.round(), y)
+
+
+def _wrapped(value: Tensor) -> Tensor:
+    """Low nibble of sign, exponent and top mantissa bit, for a magnitude that needs a third exponent bit."""
+    bits = value.view(torch.int32)
+    exponent = ((bits >> 23) & 0xFF) - 126
+    return (((bits >> 28) & 8) | (((exponent << 1) | ((bits >> 22) & 1)) & 0xF)).to(torch.uint8)
 
 
 def _better(
@@ -336,16 +370,20 @@ def _better(
         steps,
         torch.where(pick, four.scales, six.scales),
         torch.where(pick.unsqueeze(-1), four.codes, six.codes),
+        torch.where(pick.unsqueeze(-1), four.y, six.y),
     )
 
 
 def _error(c: _Candidate, blocks: Tensor, amax: Tensor | None, outer: _Outer, d: Dialect) -> Tensor:
-    value = formats.decode(c.codes, formats.E2M1) * formats.decode(c.scales, formats.E4M3).unsqueeze(-1)
+    grid = formats.decode(formats.encode(c.y, formats.E2M1), formats.E2M1)
+    if d.overflow == "wrap":
+        grid = torch.where(c.y.abs() >= _WRAPS, _to_even(c.y), grid)
+    value = grid * formats.decode(c.scales, formats.E4M3).unsqueeze(-1)
     if d.error == "q*s*g":
         value = value * outer.g.unsqueeze(-1)
     else:
         assert amax is not None
-        value = value * amax.float().unsqueeze(-1) / (formats.E2M1_MAX * d.outer_max)
+        value = value * amax.float().unsqueeze(-1) / _constant(formats.E2M1_MAX * d.outer_max, value)
     difference = (value - blocks).abs()
     if d.rule == "mse":
         difference = difference * difference
