@@ -23,6 +23,7 @@ from quads.emulation.quantizers import NVFP4Tensor
 from quads.qdq import PackedWeight
 from quads.recipes import Recipe
 from quads.sites import Site, candidates, find_sites
+from quads.state import master_state
 from quads.sync import export_weights
 
 
@@ -82,7 +83,7 @@ def export_checkpoint(
     out.mkdir(parents=True, exist_ok=True)
     for packed in export_weights(model, recipe):
         amax = activation_amax[packed.name] if quantized_activations and activation_amax else None
-        tensors = dict(_named_tensors(model, sites[packed.name], packed, style, amax, report))
+        tensors = dict(named_tensors(model, sites[packed.name], packed, style, amax, report))
         _write_shard(out, packed.name, tensors, files)
     _write_shard(out, "unquantized", _others(model, sites), files)
     _write_config(model, recipe, out, style, files)
@@ -132,12 +133,19 @@ def _check_folder(out: Path) -> None:
         raise ValueError(f"{out} exists and is not an empty folder: nothing is overwritten")
 
 
-def _named_tensors(
-    model: nn.Module, site: Site, packed: PackedWeight, style: Convention, amax: float | None, report: ExportReport
+def named_tensors(
+    model: nn.Module,
+    site: Site,
+    packed: PackedWeight,
+    style: Convention,
+    amax: float | None = None,
+    report: ExportReport | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
+    """(checkpoint name, tensor) of one packed weight, its experts and shards apart, in convention `style`."""
     codes = checkpoint_names(model, site, packed.packed)
     scales = checkpoint_names(model, site, packed.scales)
     outers = checkpoint_names(model, site, _outer_per_shard(site, packed))
+    report = report or ExportReport()
     for base in codes:
         outer, exact = outer_to_stored(outers[base].reshape(-1)[:1].clone(), style)
         report.weights += 1
@@ -175,7 +183,7 @@ def _others(model: nn.Module, sites: dict[str, Site]) -> dict[str, Tensor]:
     from transformers.core_model_loading import revert_weight_conversion
 
     taken = {name if site.attribute != "weight" else f"{name}.weight" for name, site in sites.items()}
-    kept = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}
+    kept = {name: tensor for name, tensor in master_state(model) if name not in taken}
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     if getattr(getattr(model, "config", None), "tie_word_embeddings", False):
         kept = {name: tensor for name, tensor in kept.items() if name not in tied}

@@ -8,7 +8,7 @@ from typing import Any
 
 from quads.calibration import activation_amax
 from quads.export import ExportReport, export_checkpoint
-from quads.models import load_model
+from quads import models
 from quads.recipes import load
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -17,13 +17,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 def run(model: Path, out: Path, recipe_name: str, convention: str, prompts: Path | None) -> ExportReport:
     """Export the model folder `model` to `out`; `prompts` is a text file with one calibration prompt a line."""
     recipe = load(recipe_name)
-    loaded, tokenizer = load_model(str(model))
+    loaded = models.load(model)
     amax = None
     if recipe.rollout_activations == "nvfp4":
         if prompts is None:
             raise ValueError(f"recipe '{recipe.name}' quantises activations: give --calibrate FILE")
-        amax = activation_amax(loaded, recipe, _batches(prompts, tokenizer))
-    report = export_checkpoint(loaded, recipe, out, convention, activation_amax=amax)
+        amax = activation_amax(loaded.model, recipe, _batches(prompts, loaded.tokenizer))
+    report = export_checkpoint(loaded.model, recipe, out, convention, activation_amax=amax)
     for name in _TOKENIZER_FILES:
         if (model / name).exists():
             shutil.copy(model / name, out / name)
