@@ -1,6 +1,7 @@
-"""Weights in the order in which the decode kernel reads them (gemm_details/decode.cu), written once per refit.
+"""Weights in the order in which the kernels read them, written once per refit.
 
-For each tile of 64 rows and each scale block of 16 along K, 512 bytes of codes and 64 of scales:
+Hopper (gemm_details/decode.cu). For each tile of 64 rows and each block of 16 along K, 512 bytes of codes and 64 of
+scales:
     codes  [i 4][g 8][h 2][8 bytes]   row = 16 i + 8 h + g of the tile; the 8 bytes are the row's 16 codes
     scales [g 8][i 4][h 2]
 so that a lane of the tensor-core fragment reads 16 contiguous bytes, and a block that RAC repeats is contiguous too.
@@ -10,6 +11,9 @@ Within each 16-bit half of a word the four codes' bits move so that decoding tak
     code 0: sign 15, magnitude 8..6;  1: sign 12, 5..3;  2: sign 14, 2..0;  3: sign 13, 11..9
 Scales become E5M3 with bias 10: every E4M3 value is a normal number there, NaN is 0xFF. A zero scale has no code of
 its own, so the magnitudes of its block become zero. Rows past N are zero.
+
+Native (gemm_details/native_jit.py). Codes stay as they are; scales go to the 128x4 layout of cuBLASLt and CUTLASS,
+the rows of each expert padded to whole tiles of 128.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ class Quantized(Protocol):
 
 
 @dataclass(frozen=True)
-class PreparedWeight:
+class HopperWeight:
     """One weight [N, K] or [experts, N, K] in decode order.
 
     codes uint8 [experts, tiles, K/16, 512], scales uint8 [experts, tiles, K/16, 64], outer float32 [experts] or, for
@@ -68,24 +72,73 @@ class PreparedWeight:
         return self.codes.shape[0]
 
 
-def prepare_weight(b: Quantized, *, interleave: bool = False, out: PreparedWeight | None = None) -> PreparedWeight:
+@dataclass(frozen=True)
+class NativeWeight:
+    """One weight for the Triton product: codes uint8 [experts, N, K/2], scales uint8 in the 128x4 layout.
+
+    The float32 outer scale is [experts], or [experts, 2] where the halves of N (gate, up) have their own.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    outer: Tensor
+
+    @property
+    def experts(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def n(self) -> int:
+        return self.codes.shape[1]
+
+    @property
+    def k(self) -> int:
+        return self.codes.shape[2] * 2
+
+
+PreparedWeight = HopperWeight | NativeWeight
+
+
+def prepare_native(b: Quantized, *, halves: bool = False, out: NativeWeight | None = None) -> NativeWeight:
+    """`b` ([N, K] or [experts, N, K]) for the Triton product; into the storage of `out`, if given.
+
+    The codes of `b` are kept, not copied, when `out` is None. `halves`: gate and up each have an outer scale.
+    """
+    packed, scales = _three_dimensional(b)
+    rows, columns = scales.shape[1:]
+    padded = torch.nn.functional.pad(scales, (0, -columns % 4, 0, -rows % 128))
+    atoms = padded.unflatten(2, (-1, 4)).unflatten(1, (-1, 4, 32)).permute(0, 1, 4, 3, 2, 5)
+    weight = NativeWeight(packed.contiguous(), atoms.contiguous().flatten(1), _outer(b.outer, len(packed), halves))
+    if out is None:
+        return weight
+    if out.codes.shape != weight.codes.shape or out.outer.shape != weight.outer.shape:
+        raise ValueError(f"out: holds a weight {tuple(out.codes.shape)}, not {tuple(weight.codes.shape)} (packed)")
+    for name in ("codes", "scales", "outer"):
+        getattr(out, name).copy_(getattr(weight, name))
+    return out
+
+
+def _three_dimensional(b: Quantized) -> tuple[Tensor, Tensor]:
+    packed, scales = (x if x.ndim == 3 else x.unsqueeze(0) for x in (b.packed, b.scales))
+    if packed.shape != (*scales.shape[:2], scales.shape[2] * BLOCK // 2):
+        raise ValueError(f"weight: packed {tuple(packed.shape)} and scales {tuple(scales.shape)} do not fit together")
+    return packed, scales
+
+
+def prepare_hopper(b: Quantized, *, interleave: bool = False, out: HopperWeight | None = None) -> HopperWeight:
     """Reorder `b` ([N, K] or [experts, N, K]); into the storage of `out`, if given, which CUDA graphs then keep seeing.
 
     `outer` is [] or [experts]; with `interleave` also [2] or [experts, 2] (gate, up).
     Raises ValueError where shapes do not fit.
     """
-    packed, scales = (x if x.ndim == 3 else x.unsqueeze(0) for x in (b.packed, b.scales))
+    packed, scales = _three_dimensional(b)
     experts, n, blocks = scales.shape
-    if packed.shape != (experts, n, blocks * BLOCK // 2):
-        raise ValueError(
-            f"weight: packed {tuple(packed.shape)} and scales {tuple(scales.shape)} do not belong together"
-        )
     if interleave and n % 2:
         raise ValueError(f"weight: N = {n} is odd, so it has no gate and up halves")
     codes_out, scales_out = _reordered(packed, scales, interleave)
     outer = _outer(b.outer, experts, interleave)
     if out is None:
-        return PreparedWeight(codes_out, scales_out, outer.contiguous(), n, blocks * BLOCK, interleave)
+        return HopperWeight(codes_out, scales_out, outer, n, blocks * BLOCK, interleave)
     if out.codes.shape != codes_out.shape or out.interleaved != interleave or out.n != n:
         raise ValueError(
             f"out: holds a weight [{out.experts}, {out.n}, {out.k}], not [{experts}, {n}, {blocks * BLOCK}]"
@@ -95,16 +148,14 @@ def prepare_weight(b: Quantized, *, interleave: bool = False, out: PreparedWeigh
     return out
 
 
-def _outer(outer: Tensor, experts: int, interleave: bool) -> Tensor:
-    flat = outer.float().reshape(-1)
-    shape = (experts, 2) if interleave else (experts,)
-    if interleave and flat.numel() == experts:
-        flat = flat.reshape(experts, 1)
-    elif flat.numel() in (1, experts * (2 if interleave else 1)):
-        flat = flat.reshape(shape) if flat.numel() > 1 else flat
-    else:
+def _outer(outer: Tensor, experts: int, halves: bool) -> Tensor:
+    """[experts], or [experts, 2] with `halves`, from one scale, one per expert, or one per expert and half."""
+    flat, parts = outer.float().reshape(-1), 2 if halves else 1
+    if flat.numel() not in (1, experts, experts * parts):
         raise ValueError(f"weight: outer scale of shape {tuple(outer.shape)} does not fit {experts} experts")
-    return flat.expand(shape) if flat.numel() == 1 or interleave else flat
+    rows = flat.reshape(experts, parts) if flat.numel() == experts * parts else flat.reshape(-1, 1)
+    wide = rows.expand(experts, parts).contiguous()
+    return wide if halves else wide.squeeze(1)
 
 
 def _reordered(packed: Tensor, scales: Tensor, interleave: bool) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from quads.emulation.quantizers import BLOCK
 from quads.kernels.gemm_details import nvrtc
-from quads.kernels.prepack import TILE, PreparedWeight, Quantized
+from quads.kernels.gemm_details.grouping import Grouping
+from quads.kernels.prepack import TILE, HopperWeight, Quantized
 
 _HERE = Path(__file__).parent
 _CODE_STRIDE, _SCALE_STRIDE, _SUM_STRIDE = 544, 96, 68  # as in decode.cu
@@ -40,22 +41,6 @@ class Plan:
         return max(self.warps * ring + table, self.warps * self.tokens * _SUM_STRIDE * 4)
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """Routed rows of a grouped product, in blocks of `Plan.tokens` slots.
-
-    slots int32 [blocks * tokens]: output row, or -1; groups int32 [blocks]: weight of a block, or -1;
-    selections int32 [blocks] or None: row of the RAC block list that a token block uses;
-    share: output rows that read one activation row (top-k of the first product, 1 of the second).
-    """
-
-    slots: Tensor
-    groups: Tensor
-    selections: Tensor | None
-    share: int
-    rows_out: int
-
-
 class _Operands(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
@@ -67,7 +52,7 @@ class _Operands(ctypes.Structure):
 
 def decode(
     a: Quantized,
-    b: PreparedWeight,
+    b: HopperWeight,
     plan: Plan,
     *,
     blocks: Tensor | None = None,
@@ -117,8 +102,9 @@ def decode_defines(
     plan: Plan, residual: bool, grouped: bool, swiglu: bool, out_float: bool
 ) -> tuple[tuple[str, int], ...]:
     values = {
-        "TOKENS": plan.tokens, "WARPS": plan.warps, "STAGES": plan.stages, "SUPER": plan.run, "MIN_BLOCKS": plan.min_blocks,
-        "RESIDUAL": residual, "GROUPED": grouped, "SWIGLU": swiglu, "OUT_FLOAT": out_float,
+        "TOKENS": plan.tokens, "WARPS": plan.warps, "STAGES": plan.stages, "SUPER": plan.run,
+        "MIN_BLOCKS": plan.min_blocks, "RESIDUAL": residual, "GROUPED": grouped, "SWIGLU": swiglu,
+        "OUT_FLOAT": out_float,
     }  # fmt: skip
     return tuple((key, int(value)) for key, value in values.items())
 
@@ -165,7 +151,7 @@ def expand_tokens(a: Quantized) -> Tensor:
     return out
 
 
-def expand_weight(b: PreparedWeight, blocks: Tensor | None = None) -> Tensor:
+def expand_weight(b: HopperWeight, blocks: Tensor | None = None) -> Tensor:
     """code * block scale of a prepared weight as bfloat16 [N, K + 16 S], the blocks of `blocks` appended; exact."""
     extra = 0 if blocks is None else blocks.numel()
     width = b.k // BLOCK + extra

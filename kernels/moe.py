@@ -1,0 +1,103 @@
+"""A routed SwiGLU layer in W4A4: quantise, w13, SwiGLU, requantise, w2, weighted sum.
+
+    gate, up = bf16(x W_gate^T), bf16(x W_up^T);  h = bf16(silu(gate) * up), silu(v) = v / (1 + exp(-v)) in FP32
+    y = bf16(h W2^T);  out = cast(sum over the token's experts, in the order of topk_ids, of fl(weight * y))
+x is quantised once per token (per-token outer scale), h once per token and expert. Gate and up may have different outer
+scales. A routed expert with no token, a token with no expert (ids < 0), and M = 0 are all allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quads.kernels.gemm_details import hopper, native
+from quads.kernels.gemm_details.grouping import Grouping
+from quads.kernels.moe_details import routing
+from quads.kernels.moe_details.swiglu import swiglu
+from quads.kernels.prepack import HopperWeight, PreparedWeight, Quantized
+
+# Quantises rows [M, K] and says which K blocks the columns past K repeat: int32 [S], [experts, S], or None.
+Quantizer = Callable[[Tensor], tuple[Quantized, Tensor | None]]
+
+
+def quantize_rows(x: Tensor) -> tuple[Quantized, None]:
+    """Plain W4A4: one outer scale per row, no residual."""
+    from quads.kernels.quantize import quantize
+
+    return quantize(x, granularity="token"), None
+
+
+def moe(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    w13: PreparedWeight,
+    w2: PreparedWeight,
+    *,
+    quantize_x: Quantizer = quantize_rows,
+    quantize_h: Quantizer = quantize_rows,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> Tensor:
+    """The layer's output [M, hidden].
+
+    x bfloat16 [M, hidden]; topk_ids int [M, top_k], topk_weights float32 [M, top_k]; w13 =
+    `prepare_weight(..., interleave=True)` of [experts, 2 I, hidden] (gate rows first), w2 = `prepare_weight` of
+    [experts, hidden, I]. RAC: give quantisers that append residual columns; a block list per expert ([experts, S])
+    is for `quantize_h`, whose rows belong to one expert each.
+    Raises ValueError on shapes that do not fit.
+    """
+    _check(x, topk_ids, topk_weights, w13, w2)
+    if x.shape[0] == 0:
+        return torch.empty((0, w2.n), dtype=out_dtype, device=x.device)
+    ids, weights = topk_ids.to(torch.int32).contiguous(), topk_weights.float().contiguous()
+    width = slot_width(ids.numel(), w2)
+    grouping = routing.route(ids, w2.experts, width)
+    a, blocks = quantize_x(x)
+    h = _grouped(a, w13, grouping, blocks, swiglu_rows=True)
+    a, blocks = quantize_h(h)
+    y = _grouped(a, w2, replace(grouping, share=1), blocks, swiglu_rows=False)
+    return routing.combine(y, weights, ids, w2.experts, out_dtype)
+
+
+def slot_width(pairs: int, weight: PreparedWeight) -> int:
+    """Rows of one block: near the mean rows of an expert, within what the kernel offers."""
+    if not isinstance(weight, HopperWeight):
+        return native.tile_for(native.family(), 1).tokens
+    mean = pairs / weight.experts
+    return next((w for w in (8, 16, 32) if mean <= 0.75 * w), 64)
+
+
+def _grouped(
+    a: Quantized, weight: PreparedWeight, grouping: Grouping, blocks: Tensor | None, *, swiglu_rows: bool
+) -> Tensor:
+    if blocks is not None and blocks.ndim == 2:
+        grouping = replace(grouping, selections=grouping.groups)
+    width = grouping.slots.numel() // grouping.groups.numel()
+    if isinstance(weight, HopperWeight):
+        plan = grouped_plan(width, weight, residual=blocks is not None)
+        return hopper.decode(a, weight, plan, blocks=blocks, grouping=grouping, swiglu=swiglu_rows)
+    tile = replace(native.tile_for(native.family(), 1), tokens=width)
+    y = native.product(a, weight, tile, blocks=blocks, grouping=grouping)
+    return swiglu(y) if swiglu_rows else y
+
+
+def grouped_plan(width: int, weight: HopperWeight, *, residual: bool) -> hopper.Plan:
+    """Thread-block shape of the grouped decode kernel: small blocks, several on one multiprocessor."""
+    chunks = -(-weight.k // 64)
+    warps = min(8, 1 << (chunks - 1).bit_length())
+    return hopper.Plan(tokens=width, warps=warps, stages=3, run=1, min_blocks=2 if width <= 16 else 1)
+
+
+def _check(x: Tensor, ids: Tensor, weights: Tensor, w13: PreparedWeight, w2: PreparedWeight) -> None:
+    if x.ndim != 2 or x.shape[1] != w13.k:
+        raise ValueError(f"x: shape {tuple(x.shape)} does not fit w13's K = {w13.k}")
+    if ids.shape != weights.shape or ids.ndim != 2 or ids.shape[0] != x.shape[0]:
+        raise ValueError(f"topk_ids {tuple(ids.shape)} and topk_weights {tuple(weights.shape)} must be [M, top_k]")
+    if w13.n != 2 * w2.k or w13.experts != w2.experts:
+        raise ValueError(f"w13 [{w13.experts}, {w13.n}, {w13.k}] and w2 [{w2.experts}, {w2.n}, {w2.k}] do not fit")
+    if isinstance(w13, HopperWeight) and not w13.interleaved:
+        raise ValueError("w13: prepare it with interleave=True")
