@@ -2,7 +2,7 @@
 
 For every bf16 amax A of [2, 4) and every bf16 block maximum v <= A down to a zero block scale: codes and scale bytes
 of a block that holds v, -0 and the numbers on both sides of (or on) every E2M1 tie of the step that the dialect takes;
-as bfloat16 and as float32 tensors. CI takes every 16th A from a different start for each dialect (16 of the 256
+as bfloat16 and as float32 tensors. CI takes every 4th A, from a different start for each dialect (64 of the 256
 tensors); the marker `full` takes them all. Random Gaussian blocks would prove nothing here.
 
 The sign of a NaN scale is the processor's, and codes of NaN (for a dialect that says so, also of Inf) come from
@@ -26,7 +26,7 @@ from tests.emulation import libraries
 from tests.emulation.libraries import Library, Quantized
 
 AMAX = 2.5
-STRIDE = 16
+STRIDE = 4
 DTYPES = [torch.bfloat16, torch.float32]
 
 _te, _46 = libraries.te_reference, {"nvfp4_use_4over6": True}
@@ -65,15 +65,15 @@ def test_every_dialect_with_evidence_library_is_compared_here() -> None:
 
 
 @every_library
-def test_a_sixteenth_of_the_enumeration_is_equal(name: str) -> None:
+def test_a_quarter_of_the_enumeration_is_equal(name: str) -> None:
     start = list(LIBRARIES).index(name) % STRIDE
-    assert _enumerate(name, bfloat16_binade()[start::STRIDE]) > 1_000_000 // STRIDE
+    assert _enumerate(name, bfloat16_binade()[start::STRIDE]) > 10_000_000 // STRIDE
 
 
 @pytest.mark.full
 @every_library
 def test_the_whole_enumeration_is_equal(name: str) -> None:
-    print(f"{name}: {_enumerate(name, bfloat16_binade())} blocks")
+    print(f"{name}: {_enumerate(name, bfloat16_binade())} elements, 0 codes or scales differ")
 
 
 def _enumerate(name: str, amaxes: list[float]) -> int:
