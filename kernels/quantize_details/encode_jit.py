@@ -39,12 +39,11 @@ def split_words(words):
 
 
 @triton.jit
-def sign_word(pairs):
+def sign_word_of_pairs(pairs):
     """Sign bits of four pairs of 16-bit floats, int32 [B, 4], at bits 4j + 3 of one word [B]."""
     if INTERPRETED:
-        lane = tl.arange(0, 4)[None, :]
         bits = ((pairs >> 12) & 0x08) | ((pairs >> 24) & 0x80)
-        return tl.sum(bits << (8 * lane), axis=1)
+        return tl.sum(bits << (8 * tl.arange(0, 4)[None, :]), axis=1)
     else:
         first, second, third, fourth = split_words(pairs)
         return tl.inline_asm_elementwise(
@@ -64,35 +63,53 @@ def sign_word(pairs):
 
 
 @triton.jit
-def unpack_pairs(pairs, ELEMENT: tl.constexpr):
-    """|even|, |odd| (FP32 [B, 4]) and the sign word of four pairs of `ELEMENT` (bf16 or fp16), int32 [B, 4]."""
-    if tl.bfloat16 == ELEMENT:
-        even = ((pairs << 16) & 0x7FFFFFFF).to(tl.float32, bitcast=True)
-        odd = (pairs & 0x7FFF0000).to(tl.float32, bitcast=True)
-    else:
-        even = (pairs & 0x7FFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        odd = ((pairs >> 16) & 0x7FFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-    return even, odd, sign_word(pairs)
+def sign_word_of_singles(even, odd):
+    """The same for eight FP32 values, as int32 [B, 4] twice."""
+    bits = ((even >> 28) & 0x08) | ((odd >> 24) & 0x80)
+    return tl.sum(bits << (8 * tl.arange(0, 4)[None, :]), axis=1)
 
 
 @triton.jit
-def unpack_singles(bits):
-    """The same for eight FP32 values, as int32 [B, 8]."""
-    lane = tl.arange(0, 8)[None, :]
-    signs = tl.sum(((bits >> 28) & 8) << (4 * lane), axis=1)
-    magnitude = (bits & 0x7FFFFFFF).to(tl.float32, bitcast=True)
-    even, odd = tl.split(tl.reshape(magnitude, (bits.shape[0], 4, 2)))
-    return even, odd, signs
-
-
-@triton.jit
-def load_half(words, ELEMENT: tl.constexpr, inside):
-    """|even|, |odd| and the sign word of the eight elements at `words` (int32 pointers [B])."""
+def load_raw(words, ELEMENT: tl.constexpr, inside):
+    """Eight elements at `words` (int32 pointers [B]) as two int32 [B, 4]: FP32 bits of the even and of the odd ones,
+    or four pairs of a 16-bit type (twice the same). Zeros outside."""
     if tl.float32 == ELEMENT:
-        return unpack_singles(tl.load(words[:, None] + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0))
+        bits = tl.load(words[:, None] + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0)
+        return tl.split(tl.reshape(bits, (bits.shape[0], 4, 2)))
     else:
         pairs = tl.load(words[:, None] + tl.arange(0, 4)[None, :], mask=inside[:, None], other=0)
-        return unpack_pairs(pairs, ELEMENT)
+        return pairs, pairs
+
+
+@triton.jit
+def raw_signs(first, second, ELEMENT: tl.constexpr):
+    """Sign word [B] of a raw half."""
+    if tl.float32 == ELEMENT:
+        return sign_word_of_singles(first, second)
+    else:
+        return sign_word_of_pairs(first)
+
+
+@triton.jit
+def raw_values(first, second, ELEMENT: tl.constexpr):
+    """Even and odd values of a raw half, FP32 [B, 4] each, signed."""
+    if tl.float32 == ELEMENT:
+        even = first
+        odd = second
+    elif tl.bfloat16 == ELEMENT:
+        even = first << 16
+        odd = first & (-65536)
+    else:
+        even = first.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
+        odd = (first >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32).to(tl.int32, bitcast=True)
+    return even.to(tl.float32, bitcast=True), odd.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def raw_magnitudes(first, second, ELEMENT: tl.constexpr):
+    """The same without signs."""
+    even, odd = raw_values(first, second, ELEMENT)
+    return tl.abs(even), tl.abs(odd)
 
 
 @triton.jit

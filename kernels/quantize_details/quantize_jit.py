@@ -13,7 +13,9 @@ from quads.kernels.quantize_details.encode_jit import (
     encode_half_vllm,
     fast_range,
     half_amax,
-    load_half,
+    load_raw,
+    raw_magnitudes,
+    raw_signs,
     step_reciprocal,
 )
 
@@ -73,8 +75,12 @@ def quantize_kernel(
     block = (tl.program_id(0) % tiles) * BLOCKS + index % BLOCKS
     inside = (row < rows) & (block < blocks)
     lower, upper = half_pointers(x, row, block, stride)
-    le, lo, ls = load_half(lower, ELEMENT, inside)
-    he, ho, hs = load_half(upper, ELEMENT, inside)
+    l0, l1 = load_raw(lower, ELEMENT, inside)
+    h0, h1 = load_raw(upper, ELEMENT, inside)
+    le, lo = raw_magnitudes(l0, l1, ELEMENT)
+    he, ho = raw_magnitudes(h0, h1, ELEMENT)
+    ls = raw_signs(l0, l1, ELEMENT)
+    hs = raw_signs(h0, h1, ELEMENT)
     amax = tl.maximum(half_amax(le, lo), half_amax(he, ho))
     if AMAX:
         row_amax = tl.max(tl.reshape(amax, (ROWS, BLOCKS)), axis=1)
