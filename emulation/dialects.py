@@ -24,13 +24,12 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "observer": ("float32", "input"),
     "granularity": ("tensor", "token"),
     "tile": ("1x16", "16x16"),
-    "scale": ("v/6/g", "v/(6*g)", "v/6*(1/g)", "v/6*gs", "gs*(v*rcp6)", "v*(gs*rcp6)"),
+    "scale": ("v/6/g", "v/(6*g)", "v/6*gs", "gs*(v*rcp6)", "v*(gs*rcp6)"),
     "zero_scale": ("keep", "zero", "one", "eighth"),
     "multiplier": (
         "x/(s*g)",
         "x/(s/gs)",
         "x*rcp(s*rcp(gs))",
-        "x*(1/g/s)",
         "x*(gs/s)",
         "x*bf16(gs/s)",
     ),
@@ -64,7 +63,8 @@ class Dialect:
     outer_max: E4M3 value that amax is mapped to; 256 leaves room for the 4 of four-over-six.
     observer: dtype in which the outer scale and v/6 are computed: float32, or the input's.
     granularity, tile: who shares an outer scale, and who shares a block scale.
-    scale: association of the block scale. scale_floor: lower clamp before the cast to E4M3.
+    scale: association of the block scale; a form that names gs has gs = 1/g where the multiplier is what is kept.
+    scale_floor: lower clamp before the cast to E4M3.
     zero_scale: a block scale of zero becomes 1 before the cast (`one`) or 0.125 after it (`eighth`); `zero` keeps the
         scale of v = 0 at zero even where the outer scale is Inf.
     multiplier: how an element is scaled to the E2M1 grid; rcp is the pluggable reciprocal.

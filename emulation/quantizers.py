@@ -207,7 +207,6 @@ _OUTER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 _SCALE: dict[str, Callable[[Tensor, _Outer, Reciprocal], _Steps]] = {
     "v/6/g": lambda v, o, rcp: {"v/6": (a := _sixth(v)), "(v/6)/g": a / o.g},
     "v/(6*g)": lambda v, o, rcp: {"6*g": (a := 6.0 * o.g), "v/(6*g)": v.float() / a},
-    "v/6*(1/g)": lambda v, o, rcp: {"v/6": (a := _sixth(v)), "1/g": o.gs, "(v/6)*(1/g)": a * o.gs},
     "v/6*gs": lambda v, o, rcp: {"v/6": (a := _sixth(v)), "(v/6)*gs": a * o.gs},
     "gs*(v*rcp6)": lambda v, o, rcp: {"v*rcp(6)": (a := v.float() * _rcp6(v, rcp)), "gs*(v*rcp(6))": o.gs * a},
     "v*(gs*rcp6)": lambda v, o, rcp: {"gs*rcp(6)": (a := o.gs * _rcp6(v, rcp)), "v*(gs*rcp(6))": v.float() * a},
@@ -220,7 +219,6 @@ _MULTIPLIER: dict[str, Callable[[Tensor, _Outer, Reciprocal], _Steps]] = {
         "s*rcp(gs)": (a := s * o.g),
         "rcp(s*rcp(gs))": rcp(a, "multiplier"),
     },
-    "x*(1/g/s)": lambda s, o, rcp: {"1/g": o.gs, "(1/g)/s": o.gs / s},
     "x*(gs/s)": lambda s, o, rcp: {"gs/s": o.gs / s},
     "x*bf16(gs/s)": lambda s, o, rcp: {
         "gs/s": (a := o.gs / s),
@@ -243,7 +241,7 @@ def _both_directions(given: Tensor, rcp: Reciprocal, d: Dialect) -> _Outer:
     if d.encodes:
         g = _flush(rcp(given, "outer"), d)
         return _Outer(g=torch.where(given == 0, 1e-8, g) if d.underflow == "1e-8" else g, gs=given)
-    reads_inverse = "1/g" in d.scale or "1/g" in d.multiplier or "gs" in d.multiplier
+    reads_inverse = "gs" in d.scale or "gs" in d.multiplier
     return _Outer(g=given, gs=rcp(given, "outer") if reads_inverse else given)
 
 
@@ -357,9 +355,7 @@ def _wrapped(value: Tensor) -> Tensor:
     return (((bits >> 28) & 8) | (((exponent << 1) | ((bits >> 22) & 1)) & 0xF)).to(torch.uint8)
 
 
-def _better(
-    candidates: list[_Candidate], blocks: Tensor, amax: Tensor | None, outer: _Outer, d: Dialect
-) -> _Candidate:
+def _better(candidates: list[_Candidate], blocks: Tensor, amax: Tensor | None, outer: _Outer, d: Dialect) -> _Candidate:
     """Four-over-six: of the candidates for 6 and for 4, the one of the smaller error; a tie is six's."""
     six, four = candidates
     errors = [_error(c, blocks, amax, outer, d) for c in (six, four)]
