@@ -35,6 +35,11 @@ def outer_scale(site: Site, recipe: Recipe) -> Tensor:
     g = amax / (6 * 448), or amax / (6 * 256) under four-over-six; 1 where amax is 0.
     """
     amax = torch.stack([_amax(partner.weight) for partner in site.partners or (site,)]).amax(dim=0)
+    return outer_from_amax(amax, recipe)
+
+
+def outer_from_amax(amax: Tensor, recipe: Recipe) -> Tensor:
+    """`outer_scale` from the largest magnitude (float32, [] or [experts, 1, 1])."""
     # A tensor, not a Python scalar: torch multiplies by a scalar's rounded reciprocal on CUDA.
     largest = torch.full_like(amax, E2M1_MAX * weight_dialect(recipe).outer_max)
     return torch.where(amax == 0, torch.ones_like(amax), amax / largest)

@@ -1,0 +1,1 @@
+"""The inside of the vLLM plugin. Import `quads.integrations.vllm` instead."""

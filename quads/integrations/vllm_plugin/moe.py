@@ -1,0 +1,130 @@
+"""Fused experts of a vLLM model under a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.nn import functional as F
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
+from vllm.model_executor.utils import set_weight_attrs
+
+from quads.integrations.vllm_plugin import backends, names, weights
+from quads.integrations.vllm_plugin.port import RefitPort
+from quads.integrations.vllm_plugin.product import LayerProduct, expert_rows, plain_grouped_matmul
+from quads.recipes import Recipe, RecipeError
+
+W13, W2 = "w13_weight", "w2_weight"
+
+
+class _Experts(FusedMoEMethodBase):
+    """Creates checkpoint-shaped expert tensors; gate and up rows of w13 follow each other, gate first."""
+
+    prefix = "experts"
+
+    def create_weights(
+        self,
+        layer: Module,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        self._check_architecture(layer)
+        k, i = hidden_size, intermediate_size_per_partition
+        for name, shape in ((W13, (num_experts, 2 * i, k)), (W2, (num_experts, k, i))):
+            weight = Parameter(torch.empty(shape, dtype=params_dtype), requires_grad=False)
+            set_weight_attrs(weight, extra_weight_attrs)
+            layer.register_parameter(name, weight)
+
+    def _check_architecture(self, layer: Any) -> None:
+        unsupported = {
+            "a bias": bool(self.moe.has_bias),
+            f"activation {layer.activation.value}": layer.activation.value != "silu",
+            "router weights on the input": bool(layer.apply_router_weight_on_input),
+        }
+        for what, present in unsupported.items():
+            if present:
+                raise RecipeError(f"{self.prefix} has {what}: quads supports gated SiLU experts without it")
+
+    def get_fused_moe_quant_config(self, layer: Module) -> None:
+        return None
+
+    def maybe_make_prepare_finalize(self, *_: Any, **__: Any) -> None:
+        """No modular kernel: routed rows are gathered and summed here (vLLM 0.26 asks)."""
+        return None
+
+    def apply(self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        experts = layer._parameters[W13].shape[0]
+        order, ends = expert_rows(topk_ids, experts, layer.expert_map)
+        choices = topk_ids.shape[-1]
+        rows = x[order // choices]
+        gate, up = self._grouped(layer, W13, rows, ends).chunk(2, dim=-1)
+        y = self._grouped(layer, W2, F.silu(gate) * up, ends)
+        back = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device))
+        weighted = y[back].unflatten(0, (-1, choices)) * topk_weights.unsqueeze(-1)
+        return weighted.sum(dim=1).to(x.dtype)
+
+    def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class PlainMoEMethod(_Experts):
+    """Full precision on CPU. Unlike vLLM's own method it survives a reload with the right weights."""
+
+    def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
+        return plain_grouped_matmul(layer._parameters[name], x, ends)  # type: ignore[arg-type]
+
+
+class QuadsMoEMethod(_Experts):
+    """Routed experts in the numerics of a recipe."""
+
+    def __init__(self, moe: Any, recipe: Recipe, prefix: str, seed: int) -> None:
+        super().__init__(moe)
+        self.recipe, self.prefix = recipe, prefix
+        self.sites = dict(zip((W13, W2), names.expert_sites(prefix), strict=True))
+        self.products = {
+            name: LayerProduct(recipe, site, name, seed + i) for i, (name, site) in enumerate(self.sites.items())
+        }
+        self.ports: dict[str, RefitPort] = {}
+        self.backend = backends.for_layer(recipe, grouped=True)
+
+    def create_weights(self, layer: Module, *args: Any, **kwargs: Any) -> None:
+        backends.check_available(self.backend, self.prefix)
+        super().create_weights(layer, *args, **kwargs)
+        for name, site in self.sites.items():
+            k = layer._parameters[name].shape[-1]  # type: ignore[union-attr]
+            tp = self.moe.moe_parallel_config.tp_size
+            names.check_k(site, k, f" on each of {tp} ranks" if name == W2 and tp > 1 else "")
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        """Quantise what was loaded; called again after each of vLLM's reloads."""
+        fresh = {name: weights.loaded(layer, name) for name in self.sites}
+        kept = {name: self._derive(name, weight) for name, weight in fresh.items() if weight is not None}
+        for name, tensors in kept.items():
+            template: Any = layer._parameters[name]
+            port = RefitPort(self.sites[name], template, self._commit(layer, name))
+            weights.install(layer, name, tensors, port)
+            if name in self.ports:
+                self.products[name].end_of_rollout()
+            self.ports[name] = port
+
+    def _derive(self, name: str, weight: Tensor) -> dict[str, Tensor]:
+        group = get_tp_group().device_group if self.moe.moe_parallel_config.tp_size > 1 else None
+        return weights.derive(weight, self.recipe, self.sites[name], rows=[], group=group)
+
+    def _commit(self, layer: Module, name: str) -> Callable[[Tensor], None]:
+        def commit(weight: Tensor) -> None:
+            weights.install(layer, name, self._derive(name, weight), self.ports[name])
+            self.products[name].end_of_rollout()
+
+        return commit
+
+    def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
+        self.ports[name].check_complete()
+        return self.products[name].grouped_matmul(layer, x, ends)

@@ -1,0 +1,53 @@
+"""From the names of vLLM's layers to the names that recipes, trainers and checkpoints use.
+
+vLLM fuses q/k/v and gate/up into one layer. A recipe names the parts; a fused layer is quantised when all of its
+parts are, with one outer scale (the rule of `quads.sites`), and refused when only some are.
+"""
+
+from __future__ import annotations
+
+from quads.emulation.quantizers import BLOCK
+from quads.recipes import Recipe, RecipeError
+from quads.sites import FUSED_BY_ENGINES
+
+EXPERT_SITES = ("gate_up_proj", "down_proj")
+# Fused names that a model class may leave out of its own packed_modules_mapping.
+_FUSED = {"qkv_proj": list(FUSED_BY_ENGINES[0]), "gate_up_proj": list(FUSED_BY_ENGINES[1])}
+
+
+def linear_sites(prefix: str, fused: dict[str, list[str]]) -> tuple[str, ...]:
+    """Names of the linear layers that vLLM's layer `prefix` holds, in the order of their rows."""
+    parent, _, leaf = prefix.rpartition(".")
+    parts = (fused or {}).get(leaf) or _FUSED.get(leaf) or [leaf]
+    return tuple(f"{parent}.{part}" if parent else part for part in parts)
+
+
+def expert_sites(layer_name: str) -> tuple[str, str]:
+    """Names of the two fused expert tensors of the MoE layer `layer_name`."""
+    base = layer_name.removesuffix(".routed_experts")
+    return f"{base}.{EXPERT_SITES[0]}", f"{base}.{EXPERT_SITES[1]}"
+
+
+def selected(recipe: Recipe, sites: tuple[str, ...], layer: str) -> bool:
+    """Whether `recipe` quantises every one of `sites`; RecipeError where it would quantise a part of `layer`."""
+    chosen = [site for site in sites if recipe.selects(site)]
+    if recipe.rollout_weights == "bf16" or not chosen:
+        return False
+    if len(chosen) < len(sites):
+        left = next(site for site in sites if site not in chosen)
+        raise RecipeError(
+            f"recipe field 'modules' selects {chosen[0]} but not {left}: vLLM multiplies both as {layer}; select all or none"
+        )
+    return True
+
+
+def check_k(layer: str, k: int, partitions: str = "") -> None:
+    """RecipeError where K of this rank's shard is not whole 16-blocks."""
+    if k % BLOCK:
+        raise RecipeError(f"recipe selects {layer}, whose K = {k}{partitions} is not a multiple of {BLOCK}")
+
+
+def check_tied(recipe: Recipe, tied: bool) -> None:
+    """RecipeError where the recipe would quantise an output head that is the input embedding."""
+    if tied and recipe.rollout_weights != "bf16" and recipe.selects("lm_head"):
+        raise RecipeError("recipe selects lm_head, which is tied to the input embeddings: exclude it")

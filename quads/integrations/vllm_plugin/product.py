@@ -1,0 +1,110 @@
+"""Y = X W^T under a recipe, for one layer: the emulator on CPU, kernels on CUDA.
+
+On CPU a layer computes with `quads.rollout`'s own products, so an engine and the engine-free rollout give the same
+bits for the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.nn import functional as F
+from vllm.forward_context import get_forward_context, is_forward_context_available
+
+from quads import rollout
+from quads.compensation import BlockSelector
+from quads.emulation.quantizers import BLOCK
+from quads.integrations.vllm_plugin import weights
+from quads.recipes import Recipe
+
+
+class LayerProduct:
+    """The products of weight `name` of a layer; keeps the layer's RAC selection between calls."""
+
+    def __init__(self, recipe: Recipe, label: str, name: str, seed: int) -> None:
+        self.recipe, self.label, self.name, self.seed = recipe, label, name, seed
+        self._selector: BlockSelector | None = None
+
+    def matmul(self, layer: Module, x: Tensor) -> Tensor:
+        """x [M, K] times the weight [N, K]: [M, N]."""
+        value = layer._parameters.get(self.name + weights.VALUE)
+        if self.recipe.rollout_weights == "fp8":
+            return rollout.Fp8Product(value.data).matmul(x)  # type: ignore[union-attr]
+        if value is not None:
+            return F.linear(x, value)
+        return self._nvfp4(layer, x.shape[-1]).matmul(x)
+
+    def grouped_matmul(self, layer: Module, x: Tensor, ends: Tensor) -> Tensor:
+        """Rows of x [M, K], sorted by expert and ending at `ends`, times [experts, N, K]; rows past the end give 0."""
+        value = layer._parameters.get(self.name + weights.VALUE)
+        if self.recipe.rollout_weights == "fp8":
+            return rollout.Fp8Product(value.data).grouped_matmul(x, ends)  # type: ignore[union-attr]
+        if value is not None:
+            return plain_grouped_matmul(value, x, ends)
+        return self._nvfp4(layer, x.shape[-1]).grouped_matmul(x, ends)
+
+    def end_of_rollout(self) -> None:
+        """A refit ends a rollout: a static or random selection grows older."""
+        if self._selector is not None:
+            self._selector.end_of_rollout()
+
+    def _nvfp4(self, layer: Module, k: int) -> rollout.Nvfp4Product:
+        selector = BlockSelector(self.recipe, k, self.seed)
+        if real_run():
+            self._selector = selector = self._selector or selector
+        return rollout.Nvfp4Product(weights.quantized(layer, self.name), self.recipe, selector, self.label)
+
+
+def plain_grouped_matmul(value: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """One product an expert, in the dtype of `x`."""
+    y = x.new_zeros(x.shape[0], value.shape[-2])
+    start = 0
+    for expert, end in enumerate(ends.tolist()):
+        if end > start:
+            y[start:end] = F.linear(x[start:end], value[expert])
+        start = end
+    return y
+
+
+def real_run() -> bool:
+    """False while vLLM warms up or profiles with dummy tokens, which must not calibrate a static selection."""
+    return is_forward_context_available() and get_forward_context().attn_metadata is not None
+
+
+def expert_rows(topk_ids: Tensor, experts: int, expert_map: Tensor | None) -> tuple[Tensor, Tensor]:
+    """(order, ends): the order that sorts (token, choice) pairs by local expert, and where each expert's rows end.
+
+    Pairs whose expert lives on another rank (-1 in `expert_map`) come last, past every end.
+    """
+    ids = topk_ids.reshape(-1).long()
+    if expert_map is not None:
+        ids = expert_map[ids].long()
+        ids = torch.where(ids < 0, experts, ids)
+    order = torch.sort(ids, stable=True).indices
+    counts = torch.zeros(experts + 1, dtype=torch.int64, device=ids.device).scatter_add_(0, ids, torch.ones_like(ids))
+    return order, counts[:experts].cumsum(0).to(torch.int32)
+
+
+# Inductor must not trace the emulator, nor kernels that choose blocks: one opaque op a layer, as vLLM does for MoE.
+_LIBRARY = torch.library.Library("quads", "FRAGMENT")
+_LIBRARY.define("vllm_linear(Tensor x, str layer, int n) -> Tensor")
+
+
+def _vllm_linear(x: Tensor, layer: str, n: int) -> Tensor:
+    module: Any = get_forward_context().no_compile_layers[layer]
+    return module.quant_method.multiply(module, x)
+
+
+_LIBRARY.impl("vllm_linear", _vllm_linear, "CompositeExplicitAutograd")
+_LIBRARY.impl("vllm_linear", lambda x, layer, n: x.new_empty((*x.shape[:-1], n)), "Meta")
+
+
+def traced_linear(x: Tensor, layer: str, n: int) -> Tensor:
+    """`multiply` of the layer registered as `layer`, as an op that torch.compile keeps whole."""
+    return torch.ops.quads.vllm_linear(x, layer, n)
+
+
+__all__ = ["BLOCK", "LayerProduct", "expert_rows", "plain_grouped_matmul", "real_run", "traced_linear"]

@@ -1,0 +1,71 @@
+"""What a layer keeps of a weight: codes and scales (or values) as registered parameters, written in place at a refit.
+
+A layer is created with its parameter in checkpoint shape, as vLLM's loaders want it. After loading, `install` puts
+derived tensors beside it and a `RefitPort` in its place. Everything a CUDA graph reads is a registered parameter,
+so vLLM's layerwise reload copies new values into the storages that the graphs captured.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+
+from quads import qdq
+from quads.emulation import layout, quantizers
+from quads.emulation.quantizers import NVFP4Tensor
+from quads.integrations.vllm_plugin.port import RefitPort
+from quads.recipes import Recipe
+
+PACKED, SCALE, OUTER, VALUE = "_packed", "_scale", "_outer", "_value"
+
+
+def derive(weight: Tensor, recipe: Recipe, name: str, *, rows: list[int], group: object = None) -> dict[str, Tensor]:
+    """The tensors to keep of `weight` [N, K] or [experts, N, K], by suffix; ValueError names `name` (NaN, bad K).
+
+    `rows` are the row counts of the fused parts. `group`: the process group over which the weight is sharded; its
+    amax, and so the outer scale, is that of the whole weight on every rank.
+    """
+    quantizers.check_input(weight, name)
+    if recipe.rollout_weights == "fp8":
+        parts = weight.split(rows, dim=-2) if weight.ndim == 2 else (weight,)
+        return {VALUE: torch.cat([qdq.fp8_weight(part) for part in parts], dim=-2)}
+    outer = qdq.outer_from_amax(_amax(weight, group), recipe)
+    packed = qdq.pack(weight, recipe, outer, name)
+    kept = {PACKED: packed.packed, SCALE: packed.scales, OUTER: packed.outer}
+    if recipe.rollout_activations == "bf16":
+        kept[VALUE] = quantizers.dequantize(packed.quantized, weight.dtype)
+    return kept
+
+
+def _amax(weight: Tensor, group: object) -> Tensor:
+    amax = weight.abs().amax(dim=(-2, -1), keepdim=weight.ndim > 2).float()
+    if group is not None:
+        torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group=group)  # type: ignore[arg-type]
+    return amax
+
+
+def install(layer: Module, name: str, kept: dict[str, Tensor], port: RefitPort) -> None:
+    """Replace the loaded parameter `name` of `layer` by `port` and `kept`, in place where storages exist already."""
+    for suffix, tensor in kept.items():
+        existing = layer._parameters.get(name + suffix)
+        if existing is None:
+            layer.register_parameter(name + suffix, Parameter(tensor.contiguous(), requires_grad=False))
+        else:
+            existing.data.copy_(tensor)
+    if not layer._parameters[name].is_meta:  # type: ignore[union-attr]
+        layer.register_parameter(name, port.parameter())
+
+
+def loaded(layer: Module, name: str) -> Tensor | None:
+    """The checkpoint-shaped weight that waits to be quantised, None where there is only a port."""
+    parameter = layer._parameters[name]
+    return None if parameter is None or parameter.is_meta else parameter.data
+
+
+def quantized(layer: Module, name: str) -> NVFP4Tensor:
+    """The codes, block scales and outer scale that `layer` keeps of weight `name`."""
+    parameters = layer._parameters
+    packed, scale, outer = (parameters[name + suffix] for suffix in (PACKED, SCALE, OUTER))
+    assert packed is not None and scale is not None and outer is not None
+    return NVFP4Tensor(layout.unpack(packed.data), scale.data, outer.data)
