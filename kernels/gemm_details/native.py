@@ -37,11 +37,11 @@ class Tile:
 _TILES: dict[str, tuple[Tile, Tile]] = {
     "sm_100": (
         Tile(tokens=32, rows=128, blocks=16, swap=True, native=True, tma=True, warps=4, stages=4),
-        Tile(tokens=128, rows=128, blocks=16, swap=False, native=True, tma=True, warps=4, stages=4),
+        Tile(tokens=128, rows=128, blocks=16, swap=False, native=True, tma=True, warps=8, stages=4),
     ),
     "sm_120": (
-        Tile(tokens=16, rows=128, blocks=16, swap=True, native=True, tma=True, warps=4, stages=2),
-        Tile(tokens=128, rows=128, blocks=8, swap=False, native=True, tma=True, warps=8, stages=3),
+        Tile(tokens=16, rows=128, blocks=16, swap=True, native=True, tma=False, warps=4, stages=2),
+        Tile(tokens=128, rows=128, blocks=8, swap=False, native=True, tma=False, warps=8, stages=3),
     ),
     "portable": (
         Tile(tokens=16, rows=32, blocks=4, swap=True, native=False, tma=False, warps=4, stages=1),
