@@ -28,12 +28,15 @@ def residual(x: Tensor, q: NVFP4Tensor) -> Tensor:
     return x.float() - dequantize(q)
 
 
-def block_scores(r: Tensor, outer: Tensor) -> Tensor:
-    """Integer squared norm (int64, [..., K/16]) of each 16-block of `r`, in units set by the largest `outer`.
+def block_scores(r: Tensor, outer: Tensor, *, shared: bool = True) -> Tensor:
+    """Integer squared norm (int64, [..., K/16]) of each 16-block of `r`, in units set by the outer scale.
+
+    shared: all rows choose together, so the unit is that of the largest `outer`; else each row has its own.
 
     |r| <= 448 g and 2^E <= g < 2^(E+1), so one square is below 2^20 and 2^20 rows of blocks fit in int64.
     """
-    exponent = torch.frexp(outer.float().amax()).exponent - 1
+    unit = outer.float().amax() if shared else outer.float()
+    exponent = torch.frexp(unit).exponent - 1
     scaled = torch.ldexp(r, -exponent)
     squares = (scaled * scaled).double() * (1 << _FRACTION_BITS)
     return squares.floor().long().unflatten(-1, (-1, BLOCK)).sum(dim=-1)

@@ -6,12 +6,13 @@ Scopes: `batch` one selection for all rows of the call; `tile` one per 128 rows 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from quads.emulation import residual
+from quads.emulation import quantizers, residual
 from quads.emulation.quantizers import BLOCK, NVFP4Tensor
 from quads.recipes import Recipe
 
@@ -45,7 +46,7 @@ class BlockSelector:
             yield from ((rows, expert, None, None) for rows, expert in filled)
         elif self.recipe.rac_scope == "token":
             keep = self._token_mask(x, q)
-            every = torch.arange(self.total)
+            every = torch.arange(self.total, device=x.device)
             yield from ((rows, expert, every, keep[rows]) for rows, expert in filled)
         elif self.recipe.rac_scope == "tile":
             for rows, expert in filled:
@@ -55,14 +56,33 @@ class BlockSelector:
             blocks = self._shared(x, q)
             yield from ((rows, expert, blocks, None) for rows, expert in filled)
 
+    def row_mask(self, x: Tensor, outer: Tensor, ends: Tensor) -> Tensor:
+        """Selected blocks of each row (bool [M, K/16]) in the scopes `token` and `tile`; x's own outer scale given."""
+        q = quantizers.quantize(x, outer)
+        if self.recipe.rac_scope == "token":
+            return self._token_mask(x, q)
+        keep = torch.zeros(x.shape[0], self.total, dtype=torch.bool, device=x.device)
+        for start, end in itertools.pairwise([0, *ends.tolist()]):
+            for rows in _tiles(slice(start, end)):
+                keep[rows, self._top(x[rows], _rows(q, rows))] = True
+        return keep
+
+    def kept(self, x: Tensor) -> Tensor:
+        """The selection (int64, ascending) of the scopes `static` and `random`, made by the first call."""
+        if self._kept is None:
+            granularity = self.recipe.activation_outer
+            q = quantizers.quantize(x, granularity=granularity)  # type: ignore[arg-type]
+            return self._shared(x, q)
+        return self._kept
+
     def _shared(self, x: Tensor, q: NVFP4Tensor) -> Tensor:
         scope = self.recipe.rac_scope
         if scope == "all":
-            return torch.arange(self.total)
+            return torch.arange(self.total, device=x.device)
         if scope == "batch":
             return self._top(x, q)
         if self._kept is None:
-            self._kept = self._top(x, q) if scope == "static" else self._draw()
+            self._kept = self._top(x, q) if scope == "static" else self._draw().to(x.device)
         return self._kept
 
     def _draw(self) -> Tensor:
@@ -74,9 +94,7 @@ class BlockSelector:
         return residual.top_blocks(scores.sum(dim=0), self.count)
 
     def _token_mask(self, x: Tensor, q: NVFP4Tensor) -> Tensor:
-        r = residual.residual(x, q)
-        outer = q.outer.expand(x.shape[0], 1)
-        scores = torch.stack([residual.block_scores(r[i], outer[i]) for i in range(x.shape[0])])
+        scores = residual.block_scores(residual.residual(x, q), q.outer.expand(x.shape[0], 1), shared=False)
         keep = torch.zeros_like(scores, dtype=torch.bool)
         return keep.scatter(-1, residual.top_blocks(scores, self.count), True)
 

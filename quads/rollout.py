@@ -23,7 +23,7 @@ from quads import qdq
 from quads.compensation import BlockSelector, augment
 from quads.emulation import gemm, quantizers
 from quads.emulation.quantizers import NVFP4Tensor
-from quads.operand import OperandWeight
+from quads.operand import OperandWeight, Product
 from quads.qat import check_weight
 from quads.qdq import PackedWeight
 from quads.recipes import Recipe
@@ -84,15 +84,24 @@ class Rollout:
         weight = site.weight
         if self.recipe.rollout_weights == "fp8":
             value = qdq.fp8_weight(weight)
-            product: Fp8Product | Nvfp4Product = Fp8Product(value)
+            product: Product = Fp8Product(value)
         else:
             packed = qdq.pack(weight, self.recipe, qdq.outer_scale(site, self.recipe), site.name)
             self._packed[site.name] = packed
             value = quantizers.dequantize(packed.quantized, weight.dtype)
             if self.recipe.rollout_activations == "bf16":
                 return site.k_last(value)
-            product = Nvfp4Product(packed.quantized, self.recipe, self._selectors[site.name], site.name)
+            product = _product(packed, self.recipe, self._selectors[site.name])
         return OperandWeight.wrap(site.k_last(value.to(weight.dtype)), product, k_last=not site.transposed)
+
+
+def _product(packed: PackedWeight, recipe: Recipe, selector: BlockSelector) -> Product:
+    if packed.packed.is_cuda:
+        from quads import kernel_product
+
+        if not kernel_product.unavailable():
+            return kernel_product.KernelProduct(packed, selector)
+    return Nvfp4Product(packed.quantized, recipe, selector, packed.name)
 
 
 class Fp8Product:

@@ -1,0 +1,92 @@
+"""W4A4 products of a rollout on a GPU: the kernels' twin of `quads.rollout.Nvfp4Product`.
+
+Quantised operands are the emulator's bytes. Sums are those of the chip: on Blackwell the modelled FP4 arithmetic, on
+Hopper bfloat16 tensor cores over exactly decoded operands, so the last bits of the FP32 accumulator may differ from the
+emulator (bound: kernels/NOTES-gemm.md). Scopes whose rows choose differently (`token`, `tile`) compensate all blocks
+with the unselected ones zeroed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quads.compensation import BlockSelector
+from quads.emulation.quantizers import BLOCK
+from quads.kernels import gemm, moe, support
+from quads.kernels.compensate import quantize_rac
+from quads.kernels.moe_details import routing
+from quads.kernels.quantize import quantize
+from quads.qdq import PackedWeight
+
+
+def unavailable() -> str:
+    """Why products cannot run through the kernels here; "" where they can."""
+    return support.missing_gpu() or support.missing_triton() or support.missing_ampere()
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Packed activations with their appended residual columns, as `quads.kernels.gemm` takes them."""
+
+    packed: Tensor
+    scales: Tensor
+    outer: Tensor
+
+
+class KernelProduct:
+    """One weight ([N, K] or [experts, N, K]) in the kernels' order, and the selector of its residual blocks."""
+
+    def __init__(self, weight: PackedWeight, selector: BlockSelector) -> None:
+        self.selector, self.name, self.dtype = selector, weight.name, weight.dtype
+        self._weight = weight
+        self._prepared = gemm.prepare_weight(weight)
+
+    def expert(self, index: int) -> KernelProduct:
+        part = PackedWeight(
+            self.name, self._weight.packed[index], self._weight.scales[index], self._weight.outer[index].reshape(()),
+            self.dtype,
+        )  # fmt: skip
+        return KernelProduct(part, self.selector)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        whole = torch.tensor([x.shape[0]], dtype=torch.int32, device=x.device)
+        a, blocks = self.quantize(x, whole)
+        return gemm.gemm(a, self._prepared, blocks=blocks).to(x.dtype)
+
+    def grouped_matmul(self, x: Tensor, ends: Tensor) -> Tensor:
+        a, blocks = self.quantize(x, ends)
+        rows = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
+        experts = torch.searchsorted(ends, rows, right=True).to(torch.int32)
+        grouping = routing.route(experts.unsqueeze(-1), self._prepared.experts, moe.slot_width(len(x), self._prepared))
+        y = moe.grouped(a, self._prepared, grouping, blocks, swiglu_rows=False)
+        past_the_end = experts >= self._prepared.experts  # rows of no expert are never written
+        return y.masked_fill(past_the_end.unsqueeze(-1), 0).to(x.dtype)
+
+    def quantize(self, x: Tensor, ends: Tensor) -> tuple[Operand, Tensor | None]:
+        """`x` [M, K] with its residual columns, and the K blocks (int32) that they repeat."""
+        recipe, count = self.selector.recipe, self.selector.count
+        granularity = "token" if recipe.activation_outer == "token" else "tensor"
+        if count == 0:
+            q = quantize(x, granularity=granularity)
+            return Operand(q.packed, q.scales, q.outer), None
+        if recipe.rac_scope in ("token", "tile"):
+            r = quantize_rac(x, self.selector.total, "all", granularity=granularity)
+            keep = self.selector.row_mask(x, r.outer, ends)
+            return _masked(Operand(r.packed, r.scales, r.outer), keep), r.blocks
+        if recipe.rac_scope in ("batch", "all"):
+            r = quantize_rac(x, count, recipe.rac_scope, granularity=granularity)
+        else:
+            kept = self.selector.kept(x).to(torch.int32)
+            r = quantize_rac(x, count, "static", granularity=granularity, static_blocks=kept)
+        return Operand(r.packed, r.scales, r.outer), r.blocks
+
+
+def _masked(a: Operand, keep: Tensor) -> Operand:
+    """Zero the residual columns of unselected blocks (`keep` bool [M, K/16])."""
+    blocks = keep.shape[1]
+    a.scales[:, blocks:].mul_(keep)
+    a.packed[:, blocks * BLOCK // 2 :].mul_(keep.repeat_interleave(BLOCK // 2, dim=1))
+    return a
