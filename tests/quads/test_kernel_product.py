@@ -58,7 +58,7 @@ def test_grouped_products_agree_within_the_accumulation_bound(scope: str, ends: 
     x, bounds = activations(max(ends[-1], 1) + 3), torch.tensor(ends, dtype=torch.int32)
     ours = emulated.grouped_matmul(x, bounds).float()
     theirs = kernel.grouped_matmul(x.cuda(), bounds.cuda()).cpu().float()
-    # FP32 sums in another order (bound 2^-20 of the sum of magnitudes here), then one BF16 rounding: at most one BF16 ulp.
+    # FP32 sums in another order (within 2^-20 of the sum of magnitudes), then one BF16 rounding: at most one ulp.
     slack = ours.abs() * 2.0**-7 + x.float().norm(dim=-1, keepdim=True) * 2.0**-16
     assert ((ours - theirs).abs() <= slack).all()
     assert not theirs[ends[-1] :].any()
