@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+BLOCK = 16  # elements that share a block scale, along K
+
 _TABLE = Path(__file__).with_name("dialects.toml")
 
 CHOICES: dict[str, tuple[Any, ...]] = {
