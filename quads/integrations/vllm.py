@@ -6,7 +6,14 @@ to choose recipes, refit weights during RL and read log-probabilities.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
 from quads.integrations.vllm_plugin import versions
+from quads.qdq import PackedWeight
 
 
 def register() -> None:
@@ -21,3 +28,31 @@ def register() -> None:
     from quads.integrations.vllm_plugin import transfer
 
     transfer.register()
+
+
+def refit(llm: Any, weights: Iterable[tuple[str, Tensor] | PackedWeight]) -> None:
+    """Replace weights of a running `vllm.LLM` of this process, in place, all or none; then drop its caches.
+
+    `weights`: full-precision tensors under checkpoint names and packed weights (`quads.sync.export_weights`) under the
+    trainer's, in any mixture; layers that it does not name stay. Running requests start over. ValueError, naming the
+    layer, leaves the old weights and caches.
+    """
+    from vllm.config import set_current_vllm_config
+
+    from quads.integrations.vllm_plugin.refit import apply_update
+
+    config = llm.llm_engine.vllm_config
+
+    def apply(model: Any) -> None:
+        with set_current_vllm_config(config), torch.no_grad():
+            apply_update(model, config.model_config, weights)
+
+    llm.apply_model(apply)
+    llm.reset_prefix_cache(reset_running_requests=True)
+
+
+def engine_weights(llm: Any) -> list[PackedWeight]:
+    """The packed weights that a `vllm.LLM` of this process multiplies by, for `quads.sync.verify_sync`."""
+    from quads.integrations.vllm_plugin.packed import held
+
+    return llm.apply_model(lambda model: list(held(model)))[0]

@@ -50,6 +50,10 @@ class RefitPort:
             self._commit(weight)
         return result
 
+    def load_into(self, storage: Tensor, loaded_weight: Tensor, *args: Any) -> None:
+        """Cut `loaded_weight` as the layer's loader cuts weights, and write it into `storage`."""
+        self._loader(self._dress(storage), loaded_weight, *args)
+
     def discard(self) -> None:
         """Forget the shards that have come so far."""
         self._stage, self._seen = None, {}

@@ -1,0 +1,109 @@
+"""Replace an engine's weights as one transaction: all of them, in place, or the old ones as they were.
+
+vLLM's layerwise reload rebuilds each layer and copies into its old storages, so CUDA graphs stay valid; but it works
+layer by layer, and what fails half-way leaves a mixture. Here the old values are copied aside first (to host memory),
+the whole update is checked, and any error puts everything back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe import RoutedExperts
+from vllm.model_executor.layers.linear import LinearBase
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from quads.integrations.vllm_plugin import packed
+from quads.sync import PackedWeight
+
+Update = tuple[str, Tensor] | PackedWeight
+
+
+class RefitError(ValueError):
+    """A refused weight update; the engine goes on with the weights that it had."""
+
+
+class Snapshot:
+    """The tensors of a model: which objects they are, and what they held."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._stores = [
+            (module, dict(module._parameters), dict(module._buffers), set(module._non_persistent_buffers_set))
+            for module in model.modules()
+        ]
+        tensors = {id(t): t for _, p, b, _ in self._stores for t in (*p.values(), *b.values()) if t is not None}
+        self._values = [(t, _aside(t)) for t in tensors.values() if not t.is_meta]
+
+    def restore(self) -> None:
+        """Register the same tensor objects again, with the old values in their old storages."""
+        for module, parameters, buffers, transient in self._stores:
+            module._parameters.clear()
+            module._parameters.update(parameters)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+            module._non_persistent_buffers_set = transient
+            get_layerwise_info(module).reset()
+            for parameter in parameters.values():
+                discard = getattr(getattr(parameter, "weight_loader", None), "discard", None)
+                if discard is not None:
+                    discard()
+        with torch.no_grad():
+            for tensor, value in self._values:
+                tensor.data.copy_(value)
+
+
+def _aside(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor.data, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor.data)
+
+
+def apply_update(model: nn.Module, model_config: Any, update: Iterable[Update]) -> None:
+    """Load full-precision tensors (checkpoint names) and packed weights (trainer names), in any mixture and number.
+
+    Layers that the update does not name keep their weights. RefitError or ValueError, naming the layer, for a
+    fused layer that is only partly there, NaN or Inf, a wrong shape or name, or a corrupted packed weight.
+    """
+    before = Snapshot(model)
+    try:
+        codes: list[PackedWeight] = []
+        initialize_layerwise_reload(model)
+        model.load_weights(_full_precision(update, codes))  # type: ignore[operator]
+        check_complete(model)
+        finalize_layerwise_reload(model, model_config)
+        packed.load(model, codes)
+        check_finite(model)
+    except BaseException as error:
+        before.restore()
+        if isinstance(error, (KeyError, AttributeError, AssertionError, RuntimeError)):
+            raise RefitError(f"weight update refused, old weights kept: {str(error) or type(error).__name__}") from error
+        raise
+
+
+def _full_precision(update: Iterable[Update], codes: list[PackedWeight]) -> Iterator[tuple[str, Tensor]]:
+    for item in update:
+        if isinstance(item, PackedWeight):
+            codes.append(item)
+        else:
+            yield item
+
+
+def check_complete(model: nn.Module) -> None:
+    """RefitError where an update holds some shards of a layer and not the others (before vLLM finalises it)."""
+    for name, module in model.named_modules():
+        if not isinstance(module, (LinearBase, RoutedExperts)):
+            continue
+        info = get_layerwise_info(module)
+        total = info.load_numel_total
+        if total is not None and 0 < info.load_numel < total:
+            raise RefitError(f"weight update holds {info.load_numel} of the {total} elements of {name}: send all of them")
+
+
+def check_finite(model: nn.Module) -> None:
+    """RefitError names the first parameter that holds NaN or Inf."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.is_meta and not bool(parameter.isfinite().all()):
+            raise RefitError(f"weight update gives {name} NaN or Inf: old weights kept")
