@@ -46,6 +46,12 @@ def outer_from_amax(amax: Tensor, recipe: Recipe) -> Tensor:
 
 
 def _amax(weight: Tensor) -> Tensor:
+    """Largest magnitude (float32) of a weight, [] or [experts, 1, 1]; NaN where one is in it."""
+    if weight.is_cuda and not isinstance(weight, DTensor) and weight.is_contiguous():
+        from quads.kernels.amax import group_amax
+
+        experts = weight.shape[0] if weight.ndim > 2 else 1
+        return group_amax(weight.detach(), experts).reshape((-1, 1, 1) if weight.ndim > 2 else ())
     return whole(weight.abs().amax(dim=(-2, -1), keepdim=weight.ndim > 2).float())
 
 
