@@ -120,3 +120,13 @@ def e2m1_encode(y):
 def e2m1_decode(code):
     """FP32 magnitude of an E2M1 code (int32; the sign bit is ignored). Exact."""
     return ((code & 7) << 22).to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+
+
+@triton.jit
+def round_to(x, TYPE: tl.constexpr):
+    """FP32 to TYPE, round to nearest even (the interpreter truncates to bfloat16). Finite values."""
+    if INTERPRETED and tl.bfloat16 == TYPE:
+        bits = x.to(tl.int32, bitcast=True)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    else:
+        return x.to(TYPE)
