@@ -32,29 +32,40 @@ BLOCK = 16
 _KEEP_24_BITS = ~((1 << 29) - 1)
 _LOW_BITS = (1 << 29) - 1
 _UNIT_BITS = 8  # a product's last bit is worth 2^(e_alpha + e_beta - 8)
-_TILE = 1 << 18  # float64 elements of a tile's largest tensor
+_NO_TERM = 20  # above every exponent of a scale, so that a minimum passes it over
+_TILE = {"cpu": 1 << 18, "cuda": 1 << 26}  # float64 elements of a tile's largest tensor: a cache, or a launch, full
 _PAIRS = 1 << 14  # pairs a call of the slow model
+
+
+def padded(operand: mma.Operand) -> mma.Operand:
+    """`operand` with K filled up with zero codes and zero scales to a multiple of 64."""
+    assert operand.scales is not None
+    missing = -operand.codes.shape[-1] % STEP
+    if not missing:
+        return operand
+    pad = torch.nn.functional.pad
+    return mma.Operand(pad(operand.codes, (0, missing)), pad(operand.scales, (0, missing // BLOCK)), operand.format)
 
 
 @dataclass(frozen=True)
 class Decoded:
     """An NVFP4 operand ready to multiply: float64 values [rows, K] and the bounds that decide which path is exact.
 
-    low, high: 2^lo and 2^hi [rows, K/64], of each 64-step; `low` is the running minimum from K = 0.
-    ratio: max(norm, 2^hi) / 2^lo [rows], the row's share of the bounds above. nan: rows with a NaN scale.
+    live: exponents int8 [rows, steps, 4] of the block scales, _NO_TERM where the scale is zero; exponent: of all.
+    norm_ratio, ratio: |row| / 2^lo and max(|row|, 2^hi) / 2^lo, [rows]. nan: rows with a NaN scale.
     """
 
     operand: mma.Operand
     values: Tensor
-    low: Tensor
-    high: Tensor
+    live: Tensor
+    exponent: Tensor
     norm_ratio: Tensor
     ratio: Tensor
     nan: Tensor
 
     def rows(self, index: Tensor | slice) -> Decoded:
         """The rows `index`."""
-        tensors = (self.values, self.low, self.high, self.norm_ratio, self.ratio, self.nan)
+        tensors = (self.values, self.live, self.exponent, self.norm_ratio, self.ratio, self.nan)
         return Decoded(self.operand.rows(index), *(x[index] for x in tensors))
 
 
@@ -65,15 +76,14 @@ def decode(operand: mma.Operand) -> Decoded:
     magnitude = scales.int() & 0x7F
     index = (magnitude << 4).unsqueeze(-1) + codes.unflatten(-1, (-1, BLOCK)).int()
     values = _value_table(codes.device).index_select(0, index.flatten()).view(codes.shape)
-    exponent = ((magnitude >> 3).clamp(min=1) - 7).unflatten(-1, (-1, STEP // BLOCK))
-    live = magnitude.unflatten(-1, (-1, STEP // BLOCK)) > 0
-    lowest = torch.where(live, exponent, 9).amin(-1)
-    low = fdpa.power_of_two(lowest.cummin(-1).values)
-    high = fdpa.power_of_two(exponent.amax(-1))
-    norm = torch.linalg.vector_norm(values, dim=-1) * (1 + 2**-40)
-    norm_ratio = norm / low[:, -1]
-    ratio = torch.maximum(norm_ratio, high.amax(-1) / low[:, -1])
-    return Decoded(operand, values, low, high, norm_ratio, ratio, (magnitude == 0x7F).any(-1))
+    exponent = ((magnitude >> 3).clamp(min=1) - 7).to(torch.int8)
+    live = torch.where(magnitude > 0, exponent, _NO_TERM)
+    lowest = fdpa.power_of_two(live.amin(-1))
+    norm_ratio = torch.linalg.vector_norm(values, dim=-1) * (1 + 2**-40) / lowest
+    ratio = torch.maximum(norm_ratio, fdpa.power_of_two(exponent.amax(-1)) / lowest)
+    steps = (-1, STEP // BLOCK)
+    nan = (magnitude == 0x7F).any(-1)
+    return Decoded(operand, values, live.unflatten(-1, steps), exponent.unflatten(-1, steps), norm_ratio, ratio, nan)
 
 
 @lru_cache(maxsize=4)
@@ -91,14 +101,15 @@ def chain(a: Decoded, b: Decoded, model: mma.Model) -> Tensor:
     """FP32 accumulator [M, N] of A B^T, equal to `mma.chain(a.operand, b.operand, model)` bit for bit."""
     if bool(a.nan.any() | b.nan.any()):
         return _around_nan(a, b, model)
+    tile = _TILE[a.values.device.type]
     ratio = float(a.ratio.amax() * b.ratio.amax())
     lossless = ratio < 2.0 ** (model.fraction_bits + 1 - _UNIT_BITS)
     if lossless and float(a.norm_ratio.amax() * b.norm_ratio.amax()) <= 2.0 ** (24 - _UNIT_BITS):
         return (a.values @ b.values.mT).float() + 0.0
     if lossless:
-        return _by_rows(_lossless_chain, a, b, model, _TILE // len(b.nan))
+        return _by_rows(_lossless_chain, a, b, model, tile // len(b.nan))
     if ratio < 2.0 ** (53 - _UNIT_BITS):
-        return _by_rows(_checked_chain, a, b, model, _TILE // (len(b.nan) * a.low.shape[-1]))
+        return _by_rows(_checked_chain, a, b, model, tile // (len(b.nan) * a.live.shape[1]))
     return mma.chain(a.operand, b.operand, model).view(torch.float32)
 
 
@@ -144,38 +155,56 @@ def _checked_chain(a: Decoded, b: Decoded, model: mma.Model) -> Tensor:
 
 
 def _doubtful(exact: Tensor, before: Tensor, a: Decoded, b: Decoded, fraction_bits: int) -> Tensor:
-    """Steps [S, M, N] where a truncated term could have changed the bits: `exact` is the sum before its rounding."""
-    scale = torch.baddbmm(before.abs(), _column(a.high), _column(b.high).mT)  # >= 2^e_max
-    losing = scale >= torch.bmm(_column(a.low * 2.0 ** (fraction_bits + 1 - _UNIT_BITS)), _column(b.low).mT)
-    tail = exact.view(torch.int64).bitwise_and(_LOW_BITS)
-    tail = torch.minimum(tail, _LOW_BITS - tail).double()  # distance to the boundary, in units of 2^(e - 52)
-    return losing.logical_and_(tail.mul_(exact.abs_()) < scale.mul_(5 * 2.0 ** (53 - fraction_bits)))
+    """Steps [S, M, N] where a truncated term could have changed the bits: `exact` is the sum before its rounding.
+
+    A term loses bits only if its last bit is below 2^(top - F). Five losses stay below 5 * 2^(top - F), so the bits
+    are safe where the tail of `exact` below its 24 bits is further than that from both neighbouring boundaries.
+    """
+    low, high = _outer(a.live, b.live).amin(0), _outer(a.exponent, b.exponent).amax(0)
+    exponent_c, exponent_sum = _exponent(before), _exponent(exact)
+    top = torch.maximum(high, exponent_c)
+    losing = (low - _UNIT_BITS < top - fraction_bits) | (exponent_c - 23 < top - fraction_bits) & (exponent_c > -1023)
+    tail = exact.view(torch.int32)[..., 0::2] & _LOW_BITS
+    tail = torch.minimum(tail, _LOW_BITS + 1 - tail)  # in units of 2^(exponent_sum - 52)
+    reach = (top - exponent_sum + (52 - fraction_bits)).clamp_(0, 31).int()
+    return losing & (tail >> reach < 5)
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """Sums of exponents, int8 [4, S, M, N]."""
+    return a.permute(2, 1, 0).contiguous().unsqueeze(-1) + b.permute(2, 1, 0).contiguous().unsqueeze(-2)
+
+
+def _exponent(x: Tensor) -> Tensor:
+    """floor(log2 |x|) of float64 as int16; -1023 for zero."""
+    return ((x.view(torch.int16)[..., 3::4] & 0x7FFF) >> 4) - 1023
 
 
 def _settle(result: Tensor, where: Tensor, before: Tensor, a: Decoded, b: Decoded, model: mma.Model) -> None:
     """Run the doubtful steps `where` [P, 3] through the slow model; redo the outputs whose bits it changes."""
     step, row, column = where.unbind(-1)
-    pair_a, pair_b = (_step_pairs(x.operand, index, step) for x, index in ((a, row), (b, column)))
-    c = before[step, row, column].float().view(torch.int32).view(-1, 1, 1)
-    slow = mma.step(pair_a, pair_b, c, model).flatten()
-    wrong = slow != (before[step + 1, row, column].float() + 0.0).view(torch.int32)
-    row, column = row[wrong], column[wrong]
-    if len(row):
+    c, fast = (before.flatten().index_select(0, _flat(before, s, row, column)).float() for s in (step, step + 1))
+    pair_a, pair_b = _step_pairs(a.operand, row, step), _step_pairs(b.operand, column, step)
+    slow = mma.step(pair_a, pair_b, c.view(torch.int32).view(-1, 1, 1), model).flatten()
+    wrong = (slow != (fast + 0.0).view(torch.int32)).nonzero().squeeze(-1)
+    if len(wrong):
+        row, column = row[wrong], column[wrong]
         redone = mma.chain(a.operand.pairs(row), b.operand.pairs(column), model)
         result[row, column] = redone.flatten().view(torch.float32)
 
 
+def _flat(x: Tensor, step: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    return (step * x.shape[1] + row) * x.shape[2] + column
+
+
 def _step_pairs(operand: mma.Operand, rows: Tensor, step: Tensor) -> mma.Operand:
     assert operand.scales is not None
-    codes = operand.codes.unflatten(-1, (-1, STEP))[rows, step]
-    scales = operand.scales.unflatten(-1, (-1, STEP // BLOCK))[rows, step]
-    return mma.Operand(codes.unsqueeze(1), scales.unsqueeze(1), operand.format)
+    codes, scales = operand.codes.reshape(-1, STEP), operand.scales.reshape(-1, STEP // BLOCK)
+    index = rows * (len(codes) // len(operand.codes)) + step
+    return mma.Operand(
+        codes.index_select(0, index).unsqueeze(1), scales.index_select(0, index).unsqueeze(1), operand.format
+    )
 
 
 def _by_step(values: Tensor) -> Tensor:
     return values.unflatten(-1, (-1, STEP)).transpose(0, 1)
-
-
-def _column(bound: Tensor) -> Tensor:
-    """[rows, S] to [S, rows, 1]."""
-    return bound.T.unsqueeze(-1)

@@ -38,17 +38,7 @@ def prepare(q: NVFP4Tensor) -> Prepared:
     mma.check_operands(operand, operand, NVFP4)
     if q.codes.ndim != 2:
         raise ValueError(f"codes of shape {tuple(q.codes.shape)}: expected [rows, K]")
-    return Prepared(q, exact_chain.decode(_padded(operand)))
-
-
-def _padded(operand: mma.Operand) -> mma.Operand:
-    """K filled up with zero codes and zero scales to a multiple of 64."""
-    assert operand.scales is not None
-    missing = -operand.codes.shape[-1] % exact_chain.STEP
-    if not missing:
-        return operand
-    pad = torch.nn.functional.pad
-    return mma.Operand(pad(operand.codes, (0, missing)), pad(operand.scales, (0, missing // BLOCK)), operand.format)
+    return Prepared(q, exact_chain.decode(exact_chain.padded(operand)))
 
 
 def matmul(
@@ -68,6 +58,17 @@ def matmul(
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def matmul_wgmma(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
+    """FP32 accumulator [M, N] of C + A B^T as a chain of Hopper wgmma instructions, K steps of 32 bytes ascending.
+
+    a [M, K], b [N, K] both bfloat16, float16, float8_e4m3fn or float8_e5m2; c float32 [M, N], zeros if None.
+    """
+    x, y = mma.floating(a), mma.floating(b)
+    name = "wgmma_fp8" if a.element_size() == 1 else "wgmma_f16"
+    bits = None if c is None else c.contiguous().view(torch.int32)
+    return mma.chain(x, y, mma.model(name), bits).view(torch.float32)
 
 
 def _split(a: exact_chain.Decoded, b: exact_chain.Decoded, split_k: int) -> list[tuple[exact_chain.Decoded, ...]]:

@@ -18,7 +18,7 @@ import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -59,10 +59,12 @@ class Model:
 def models() -> dict[str, Model]:
     """Every row of the table, by name."""
     table = tomllib.loads(resources.files("quads.emulation").joinpath("mma_models.toml").read_text("utf-8"))
-    return {
-        name: Model(name=name, **{key: tuple(v) if isinstance(v, list) else v for key, v in row.items()})
-        for name, row in table.items()
-    }
+    return {name: _row(name, row) for name, row in table.items()}
+
+
+def _row(name: str, fields: dict[str, Any]) -> Model:
+    values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in fields.items()}
+    return Model(name=name, **values)
 
 
 def model(name: str) -> Model:
@@ -164,6 +166,25 @@ def chain(a: Operand, b: Operand, model: Model, c: Tensor | None = None) -> Tens
     return fdpa.to_bits(torch.cat(parts, dim=-2), rule)
 
 
+def hopper_mma_fp8(a: Operand, b: Operand, c: Tensor) -> Tensor:
+    """Bits of mma.sync m16n8k32 FP8 with FP32 accumulator on sm_90, which has no such instruction.
+
+    The compiler (nvcc 13.0) widens the operands to FP16 and issues two m16n8k16 steps from a zero accumulator, the
+    first with the K elements 0, 1 of every four, the second with 2, 3; C is added last by an FP32 addition (RNE).
+    Source: the SASS of tests/hardware/hopper_words.cu. K must be 32.
+    """
+    if a.codes.shape[-1] != 32 or b.codes.shape[-1] != 32:
+        raise ValueError(f"a, b of K = {a.codes.shape[-1]}, {b.codes.shape[-1]}: mma.sync m16n8k32 takes K = 32")
+    order = torch.arange(32, device=c.device).view(8, 2, 2).transpose(0, 1).flatten()
+    total = chain(_as_fp16(a, order), _as_fp16(b, order), model("hopper_mma_f16"))
+    return fdpa.to_bits(c.view(torch.float32) + total.view(torch.float32), fdpa.OUTPUTS["rz_fp32"])
+
+
+def _as_fp16(operand: Operand, order: Tensor) -> Operand:
+    significand, exponent = fdpa.split(operand.codes[..., order], operand.format)
+    return floating((significand.double() * fdpa.power_of_two(exponent)).half())
+
+
 def _accumulate(values: Tensor, exponents: Tensor, c: Tensor, model: Model) -> Tensor:
     rule = fdpa.OUTPUTS[model.output]
     return fdpa.fused_sum(values, exponents, c, rule, model.fraction_bits, model.zero_exponent)
@@ -203,7 +224,8 @@ def _grouped_terms(a: Operand, b: Operand, model: Model) -> tuple[Tensor, Tensor
 def _group_values(operand: Operand, group: int) -> Tensor:
     """FP4 values as float32, [groups, ..., rows, group]."""
     significand, exponent = fdpa.split(operand.codes, operand.format)
-    return torch.ldexp(significand, exponent).unflatten(-1, (-1, group)).movedim(-2, 0)
+    values = significand * fdpa.power_of_two(exponent).float()
+    return values.unflatten(-1, (-1, group)).movedim(-2, 0)
 
 
 def _outer(sa: Tensor, ea: Tensor, sb: Tensor, eb: Tensor) -> tuple[Tensor, Tensor]:
