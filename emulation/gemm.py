@@ -100,16 +100,26 @@ def linear(
     """
     rows = x.reshape(-1, x.shape[-1])
     q = quantize(rows, granularity=granularity)
+    return product(rows, q, w, rac_blocks=rac_blocks, model=model, split_k=split_k).unflatten(0, x.shape[:-1])
+
+
+def product(
+    x: Tensor,
+    q: NVFP4Tensor,
+    w: NVFP4Tensor | Prepared,
+    *,
+    rac_blocks: Tensor | None = None,
+    model: mma.Model = NVFP4,
+    split_k: int = 1,
+) -> Tensor:
+    """`linear` for `x` [M, K] that is already quantised as `q`."""
     weight = w.q if isinstance(w, Prepared) else w
-    alpha = q.outer * weight.outer
     if rac_blocks is None or rac_blocks.numel() == 0:
         acc = matmul(q, w, model=model, split_k=split_k)
     else:
-        extra = quantize_residual(rows, q, rac_blocks)
-        acc = matmul(
-            concat_k(q, extra), concat_k(weight, select_blocks(weight, rac_blocks)), model=model, split_k=split_k
-        )
-    return epilogue(acc, alpha, x.dtype).unflatten(0, x.shape[:-1])
+        wide = concat_k(q, quantize_residual(x, q, rac_blocks))
+        acc = matmul(wide, concat_k(weight, select_blocks(weight, rac_blocks)), model=model, split_k=split_k)
+    return epilogue(acc, q.outer * weight.outer, x.dtype)
 
 
 def select_blocks(q: NVFP4Tensor, blocks: Tensor) -> NVFP4Tensor:
