@@ -23,6 +23,21 @@ def group_amax(x: Tensor, groups: int) -> Tensor:
         raise ValueError(f"x of shape {tuple(x.shape)}, {x.dtype}: must be contiguous float32, bfloat16 or float16")
     if groups < 1 or x.numel() % groups:
         raise ValueError(f"x of shape {tuple(x.shape)} does not divide into {groups} groups")
+    return _launch(x, groups) if support.interpreting() else group_amax_op(x, groups)
+
+
+@torch.library.custom_op("quads::group_amax", mutates_args=())
+def group_amax_op(x: Tensor, groups: int) -> Tensor:
+    """The op behind `group_amax` (opaque to torch.compile); call that."""
+    return _launch(x, groups)
+
+
+@group_amax_op.register_fake
+def _(x: Tensor, groups: int) -> Tensor:
+    return x.new_empty(groups, dtype=torch.float32)
+
+
+def _launch(x: Tensor, groups: int) -> Tensor:
     support.check_launch(x, "group_amax")
     bits = torch.zeros(groups, dtype=torch.int32, device=x.device)
     count = x.numel() // groups

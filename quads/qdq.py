@@ -16,8 +16,13 @@ from quads.emulation import layout, quantizers
 from quads.emulation.dialects import EXACT, Dialect
 from quads.emulation.formats import E2M1_MAX
 from quads.emulation.quantizers import BLOCK, NVFP4Tensor
+from quads.kernels import fake_quant
 from quads.recipes import Recipe
 from quads.sites import Site
+
+
+# E4M3 value that amax is mapped to; four-over-six leaves room to scale a block by 1.5.
+OUTER_MAX = {"six": 448, "four_over_six": 256}
 
 
 @lru_cache(maxsize=64)
@@ -25,7 +30,7 @@ def weight_dialect(recipe: Recipe) -> Dialect:
     """The quantiser of a recipe's weights: `exact`, with its tile and, for four-over-six, the 256 rule and MSE."""
     if recipe.block_rule == "six":
         return EXACT.replace(tile=recipe.weight_block)
-    return EXACT.replace(tile=recipe.weight_block, rule="mse", outer_max=256)
+    return EXACT.replace(tile=recipe.weight_block, rule="mse", outer_max=OUTER_MAX[recipe.block_rule])
 
 
 @torch.no_grad()
@@ -41,7 +46,7 @@ def outer_scale(site: Site, recipe: Recipe) -> Tensor:
 def outer_from_amax(amax: Tensor, recipe: Recipe) -> Tensor:
     """`outer_scale` from the largest magnitude (float32, [] or [experts, 1, 1])."""
     # A tensor, not a Python scalar: torch multiplies by a scalar's rounded reciprocal on CUDA.
-    largest = torch.full_like(amax, E2M1_MAX * weight_dialect(recipe).outer_max)
+    largest = torch.full_like(amax, E2M1_MAX * OUTER_MAX[recipe.block_rule])
     return torch.where(amax == 0, torch.ones_like(amax), amax / largest)
 
 
@@ -107,18 +112,38 @@ def fake_quantize(weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:
     A DTensor is quantised shard by shard with the outer scale of the whole; ValueError where its shards cut a 16-block.
     """
     if not isinstance(weight, DTensor):
-        return _FakeQuantize.apply(weight, recipe, outer)
+        return _fake_quantize(weight, recipe, outer)
     for mesh_dim, placement in enumerate(weight.placements):
         if placement.is_shard(weight.ndim - 1) and weight.shape[-1] % (BLOCK * weight.device_mesh.size(mesh_dim)):
             raise ValueError(
                 f"weight of shape {tuple(weight.shape)} is sharded along K over {weight.device_mesh.size(mesh_dim)}"
                 f" ranks: the shards cut a block of {BLOCK}"
             )
-    shard = _FakeQuantize.apply(weight.to_local(), recipe, outer)
+    shard = _fake_quantize(weight.to_local(), recipe, outer)
     return DTensor.from_local(shard, weight.device_mesh, weight.placements, shape=weight.shape, stride=weight.stride())
 
 
-class _FakeQuantize(torch.autograd.Function):
+def _fake_quantize(weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:
+    if recipe.block_rule == "six":
+        return fake_quant.fake_quantize(weight, outer, weight_block=recipe.weight_block)  # type: ignore[arg-type]
+    return _FourOverSix.apply(weight, recipe, outer)
+
+
+@fake_quant.fake_quantize_op.register_kernel("cpu")
+def _fake_quantize_on_cpu(x: Tensor, outer: Tensor | None, weight_block: str, granularity: str) -> Tensor:
+    """The custom op's CPU implementation: the emulator. `outer` holds one scale for each run of consecutive rows."""
+    dialect = EXACT.replace(tile=weight_block)
+    if outer is None:
+        q = quantizers.quantize(x, granularity=granularity, dialect=dialect)  # type: ignore[arg-type]
+        return quantizers.dequantize(q, x.dtype)
+    runs = x.reshape(outer.numel(), -1, x.shape[-1]) if outer.numel() > 1 else x
+    q = quantizers.quantize(runs, outer.reshape(-1, 1, 1) if outer.numel() > 1 else outer.reshape(()), dialect=dialect)
+    return quantizers.dequantize(q, x.dtype).reshape(x.shape)
+
+
+class _FourOverSix(torch.autograd.Function):
+    """The emulator on any device: four-over-six has no kernel."""
+
     @staticmethod
     def forward(ctx, weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:
         return quantizers.dequantize(pack(weight, recipe, outer).quantized, weight.dtype)

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from tests.quads.tiny import FAMILIES, tiny_model, tokens
 
 from quads import qdq, recipes
 from quads.emulation import quantizers
@@ -12,6 +11,7 @@ from quads.qat import prepare_qat, remove_qat
 from quads.recipes import RecipeError
 from quads.sites import find_sites
 from quads.sync import export_weights, verify_sync
+from tests.quads.tiny import FAMILIES, tiny_model, tokens
 
 QUADS = recipes.named()["quads"]
 ALL_LINEARS = (r"_proj$", r"\.experts\.")
@@ -208,3 +208,23 @@ def test_four_over_six_lowers_the_weight_error() -> None:
         value = qdq.fake_quantize(site.weight.detach(), recipe, qdq.outer_scale(site, recipe))
         errors.append(float((value - site.weight.detach()).norm()))
     assert errors[1] < errors[0]
+
+
+def test_the_fake_quantise_op_computes_what_packing_and_unpacking_does() -> None:
+    for shape, dtype in (((32, 64), torch.float32), ((3, 16, 48), torch.bfloat16)):
+        weight = torch.randn(shape).to(dtype)
+        outer = (weight.abs().amax(dim=(-2, -1), keepdim=len(shape) > 2).float() / 2688).contiguous()
+        packed = qdq.pack(weight, QUADS, outer)
+        assert torch.equal(qdq.fake_quantize(weight, QUADS, outer), quantizers.dequantize(packed.quantized, dtype))
+
+
+def test_a_compiled_model_trains_as_the_eager_one() -> None:
+    eager, compiled = tiny_model("llama").train(), tiny_model("llama").train()
+    recipe = QUADS.replace(modules=(r"_proj$",))
+    for model in (eager, compiled):
+        prepare_qat(model, recipe)
+    wrapped = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    for model in (eager, wrapped):
+        model(tokens(), labels=tokens()).loss.backward()
+    for ours, theirs in zip(find_sites(eager, recipe), find_sites(compiled, recipe), strict=True):
+        torch.testing.assert_close(ours.parameter.grad, theirs.parameter.grad, rtol=1e-4, atol=1e-6)
