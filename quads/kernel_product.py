@@ -18,7 +18,7 @@ from quads.emulation.quantizers import BLOCK
 from quads.kernels import gemm, moe, support
 from quads.kernels.compensate import quantize_rac
 from quads.kernels.moe_details import routing
-from quads.kernels.quantize import quantize
+from quads.kernels.quantize import Granularity, quantize
 from quads.qdq import PackedWeight
 
 
@@ -68,7 +68,7 @@ class KernelProduct:
     def quantize(self, x: Tensor, ends: Tensor) -> tuple[Operand, Tensor | None]:
         """`x` [M, K] with its residual columns, and the K blocks (int32) that they repeat."""
         recipe, count = self.selector.recipe, self.selector.count
-        granularity = "token" if recipe.activation_outer == "token" else "tensor"
+        granularity: Granularity = "token" if recipe.activation_outer == "token" else "tensor"
         if count == 0:
             q = quantize(x, granularity=granularity)
             return Operand(q.packed, q.scales, q.outer), None
