@@ -44,14 +44,14 @@ CONVENTIONS = {convention.name: convention for convention in (MODELOPT, COMPRESS
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear layer: weight [N, K] with outer scale [], and the activation's outer scale (a multiplier []) if any."""
+    """One linear layer: weight [N, K] with outer scale [], and the activation's outer scale (multiplier) if any."""
 
     weight: NVFP4Tensor
     input_outer: Tensor | None = None
 
 
 def to_divisor(multiplier: Tensor) -> Tensor:
-    """float32 d: fl(1 / multiplier), or the neighbour of it with fl(1 / d) = `multiplier` where only that one exists."""
+    """float32 d: fl(1 / multiplier), or the neighbour of it with fl(1 / d) = `multiplier` where only that exists."""
     first = 1.0 / multiplier.float()
     best = first
     for direction in (torch.inf, -torch.inf):
