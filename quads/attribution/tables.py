@@ -89,8 +89,8 @@ def add_errors(result: Diagnosis, local: LocalErrors) -> None:
     for (name, against), prompts in by_prompt.items():
         values = np.array([value for value in prompts if np.isfinite(value)])
         low, high = mean_interval(values)
-        row = {"variant": name, "against": against, "mean": float(values.mean()), "low": low, "high": high}
-        result.errors.append(row)
+        mean = float(values.mean())
+        result.errors.append({"variant": name, "against": against, "mean": mean, "low": low, "high": high})
     for name, site in local.sites.items():
         where = {"weight": name, "layer": site.place.layer, "projection": site.place.projection}
         result.sites.append({**where, **_columns(local.relative(name))})

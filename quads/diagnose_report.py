@@ -1,0 +1,167 @@
+"""A diagnosis for people: one self-contained HTML page, and the tables on a terminal."""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from quads import diagnose_figures as figures
+from quads.attribution.variants import REFERENCE, WEIGHTS
+
+Document = dict[str, Any]
+RANKED = 10
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d232b; --dim: #5a6572; --paper: #ffffff; --rule: #d5dae0; --card: #f4f6f8; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e3e7ec; --dim: #9aa5b1; --paper: #14181d; --rule: #333b45; --card: #1c2229; } }
+body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 1100px;
+  margin: 0 auto; padding: 24px 16px 60px; }
+h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 19px; margin: 34px 0 6px; }
+p.dim, figcaption, td.dim { color: var(--dim); } .advice { background: var(--card); padding: 12px 16px;
+  border-left: 4px solid #2a9d6f; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 3px 10px; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { color: var(--dim); font-weight: 600; }
+pre { background: var(--card); padding: 10px; overflow-x: auto; font-size: 12px; }
+"""
+
+_MEANING = {
+    "weights": "Q(W), activations untouched: what a QAT trainer computes",
+    "activations": "Q(X), weights untouched",
+    "both": "W4A4, naive",
+    "engine": "no quantisation: other GEMM order, other attention kernel",
+    "recorded": "what the rollout engine reported",
+}
+
+
+def write_html(document: Document, stamp: dict[str, Any]) -> str:
+    """The report as one HTML page with plotly.js inlined once; `document` is what diagnose.json holds."""
+    blocks = [
+        f"<h1>quads diagnose: {html.escape(document['model'])}</h1>",
+        f'<p class="dim">{html.escape(_subtitle(document))}</p>',
+        *(f'<p class="dim">Note: {html.escape(note)}.</p>' for note in document["notes"]),
+        f'<p class="advice">{html.escape(document["advice"])}</p>',
+        "<h2>Gap of token log-probabilities</h2>",
+        '<p class="dim">Mean |log p difference| of the same next token, teacher-forced: against the BF16 reference, and'
+        " against Q(W) in BF16, which is what a QAT trainer computes. Interval: 95 % bootstrap over prompts of the"
+        " mean. p50 to k3 are against BF16; k3 is a KL estimate for recorded rollouts only, elsewhere a distance. Layer"
+        " error: ||Y - XW|| / ||XW||, mean over weights, each with the reference's own inputs.</p>",
+        _table(*_gap_table(document)),
+        *figures.sections(document),
+        "<h2>Where from: terms</h2>",
+        _table(*_term_table(document)),
+    ]
+    if document["isolated"]:
+        blocks += ["<h2>Layers that move log-probabilities most, alone</h2>", _table(*_layer_table(document))]
+        blocks += ["<h2>The worst layers kept in BF16</h2>", _table(*_kept_table(document))]
+    blocks += ["<h2>Stamp</h2>", f"<pre>{html.escape(json.dumps(stamp, indent=1, default=str))}</pre>"]
+    head = f'<meta charset="utf-8"><title>quads diagnose</title><style>{_STYLE}</style>'
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(blocks)}</body></html>'
+
+
+def print_tables(document: Document, console: Console) -> None:
+    """Gap, layers and advice on a terminal."""
+    header, rows = _gap_table(document)
+    short = [0, 1, 4, 5, 7, 8, 9]  # what fits 80 columns; the report has all
+    tables = [
+        ("Gap of token log-probabilities", ([header[i] for i in short], [[row[i] for i in short] for row in rows]))
+    ]
+    if document["isolated"]:
+        tables.append(("Layers alone, worst first", _layer_table(document)))
+        tables.append(("W4A4 with the worst layers in BF16", _kept_table(document)))
+    for title, (header, rows) in tables:
+        table = Table(title=f"{title} ({document['label']})", padding=(0, 0), box=SIMPLE_HEAD)
+        for index, column in enumerate(header):
+            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index != 0)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    console.print(document["advice"])
+
+
+def _subtitle(document: Document) -> str:
+    shape = f"{document['tokens']} tokens of {document['prompts']} sequences"
+    selected = f"{document['weights']} weights in {document['layers']} layers"
+    return f"{document['label']} · {shape} · {selected} · {document['seconds']} s ({document['cpu_seconds']} CPU s)"
+
+
+def _table(header: list[str], rows: Iterable[list[str]]) -> str:
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _gap_table(document: Document) -> tuple[list[str], list[list[str]]]:
+    header = ["variant", "vs BF16", "interval", "p50", "p99", "max", "k3", "vs Q(W)", "interval", "layer error"]
+    trainer = {row["variant"]: row for row in document["gaps"] if row["against"] == WEIGHTS}
+    errors = {row["variant"]: row["mean"] for row in document["errors"] if row["against"] == REFERENCE}
+    rows = []
+    for row in document["gaps"]:
+        if row["against"] != REFERENCE:
+            continue
+        name, other = row["variant"], trainer.get(row["variant"])
+        second = [_number(other["mean"]), _interval(other)] if other else ["", ""]
+        middle = [_number(row[key]) for key in ("p50", "p99", "max", "k3")]
+        error = f"{100 * errors[name]:.2f} %" if name in errors else ""
+        rows.append([name, _number(row["mean"]), _interval(row), *middle, *second, error])
+    return header, rows
+
+
+def _term_table(document: Document) -> tuple[list[str], list[list[str]]]:
+    header = ["term", "mean |Δ log p|", "interval", "share of the squared gap", "source"]
+    return header, [
+        [row["term"], _number(row["mean"]), _interval(row), f"{100 * row['share']:.1f} %", row["source"]]
+        for row in document["terms"]
+    ]
+
+
+def _layer_table(document: Document) -> tuple[list[str], list[list[str]]]:
+    by_term = {(row["term"], row["layer"]): row for row in document["isolated"]}
+    ranked = sorted((row for row in document["isolated"] if row["term"] == "both"), key=lambda row: -row["mean"])
+    header = ["layer", "W4A4 alone", "interval", "weights alone", "activations alone", "share of squared sum"]
+    return header, [
+        [
+            str(row["layer"]),
+            _number(row["mean"]),
+            _interval(row),
+            *(_number(by_term[term, row["layer"]]["mean"]) for term in ("weights", "activations")),
+            f"{100 * row['share']:.1f} %",
+        ]
+        for row in ranked[:RANKED]
+    ]
+
+
+def _kept_table(document: Document) -> tuple[list[str], list[list[str]]]:
+    header = ["layers in BF16", "mean vs BF16", "interval", "p99", "max"]
+    return header, [
+        [
+            ", ".join(map(str, row["layers"])),
+            _number(row["mean"]),
+            _interval(row),
+            _number(row["p99"]),
+            _number(row["max"]),
+        ]
+        for row in document["kept"]
+    ]
+
+
+def meaning(variant: str) -> str:
+    """What a variant's name stands for, in a few words."""
+    kind, _, rest = variant.partition("-")
+    scopes = {"rac": "top residual, one choice a batch", "token": "top residual, a choice a token", "random": "random"}
+    return _MEANING.get(variant) or f"W4A4 + RAC {rest.partition('-')[0]} %, {scopes[kind]}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return f"{_number(row['low'])}–{_number(row['high'])}"
