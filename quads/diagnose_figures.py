@@ -41,7 +41,7 @@ def sections(document: Document) -> Iterator[str]:
         plans.append(("Activation error by expert", _expert_figure(document)))
     for index, (title, figure) in enumerate(plans):
         part = plotly.io.to_html(
-            figure, full_html=False, include_plotlyjs=index == 0, config={"displaylogo": False, "responsive": True}
+            figure, full_html=False, include_plotlyjs=index == 0, config={"displayModeBar": False, "responsive": True}
         )
         yield f"<h2>{title}</h2>{part}"
 
@@ -63,8 +63,9 @@ def _figure(traces: list[Any], x: str, y: str, **layout: Any) -> go.Figure:
     return figure
 
 
-def _bars(row: dict[str, Any]) -> tuple[float, float]:
-    return row["high"] - row["mean"], row["mean"] - row["low"]
+def _error_bars(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    up, down = [row["high"] - row["mean"] for row in rows], [row["mean"] - row["low"] for row in rows]
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1, "width": 2}
 
 
 def _ratio_figure(document: Document) -> go.Figure:
@@ -78,12 +79,11 @@ def _ratio_figure(document: Document) -> go.Figure:
             chain = [(0.0, rows[BOTH]), *((_percent(name), rows[name]) for name in mine)]
             if "rac-100" in rows and kind != "rac":
                 chain.append((100.0, rows["rac-100"]))
-            up, down = zip(*(_bars(row) for _, row in chain), strict=True)
             traces.append(
                 go.Scatter(
                     x=[ratio for ratio, _ in chain],
                     y=[row["mean"] for _, row in chain],
-                    error_y={"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1},
+                    error_y=_error_bars([row for _, row in chain]),
                     name=f"{label} {suffix}".strip(),
                     line={"color": COLORS[kind], "dash": "dot" if suffix not in ("", "s0") else "solid"},
                 )
@@ -107,19 +107,11 @@ def _grouped_bars(table: list[dict[str, Any]], key: str, title: str) -> go.Figur
     traces = []
     for term in TERMS:
         mine = [row for row in table if row["term"] == term]
-        up, down = zip(*(_bars(row) for row in mine), strict=True)
         traces.append(
             go.Bar(
                 x=[row[key] for row in mine],
                 y=[row["mean"] for row in mine],
-                error_y={
-                    "type": "data",
-                    "symmetric": False,
-                    "array": up,
-                    "arrayminus": down,
-                    "thickness": 1,
-                    "width": 2,
-                },
+                error_y=_error_bars(mine),
                 name=term,
                 marker_color=COLORS[term],
             )

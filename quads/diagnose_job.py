@@ -10,18 +10,21 @@ import dataclasses
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 
 from quads import models, provenance, recorded, streaming
 from quads import recipes as recipe_files
 from quads.attribution import Diagnosis, Plan, TokenBatch, default_recipe, diagnose_tokens, encode
 from quads.attribution.diagnosis import RATIOS
-from quads.attribution.layerwise import LayerScope, LayerwiseRun, resident
+from quads.attribution.layerwise import LayerScope, LayerwiseRun, decoder_layers, resident
 from quads.diagnose_report import print_tables, write_html
 from quads.recipes import Recipe
 
@@ -75,9 +78,11 @@ def run(config: DiagnoseConfig, console: Console | None = None) -> DiagnoseResul
     recipe = recipe_files.load(config.recipe) if config.recipe else default_recipe(loaded.model)
     batch, note = _batch(config, loaded, recipe, scope, prompts)
     console.print(f"{len(plan.everywhere())} variants on {batch.count} tokens of {len(batch.tokens)} sequences")
-    diagnosis = diagnose_tokens(
-        loaded.model, batch, plan=plan, recipe=recipe, scope=scope, temperature=config.temperature
-    )
+    with Progress(console=console, transient=True) as progress:
+        scope = _tracked(scope, progress, len(decoder_layers(loaded.model)))
+        diagnosis = diagnose_tokens(
+            loaded.model, batch, plan=plan, recipe=recipe, scope=scope, temperature=config.temperature
+        )
     document = {
         **diagnosis.to_dict(),
         "label": "emulated (CPU)",
@@ -88,7 +93,7 @@ def run(config: DiagnoseConfig, console: Console | None = None) -> DiagnoseResul
         "seconds": round(time.perf_counter() - started, 1),
         "cpu_seconds": round(time.process_time() - cpu, 1),
     }
-    _write(config.out, document, provenance.stamp(seeds=list(config.seeds)))
+    _write(config.out, document, provenance.stamp(seeds=config.seeds))
     print_tables(document, console)
     console.print(f"report: {config.out / 'report.html'}")
     return DiagnoseResult(diagnosis, document)
@@ -134,6 +139,21 @@ def _batch(
     recorded.check_alignment(used, batch, reference.reference(batch.tokens, batch.real))
     note = f"first {len(used)} of {len(rollouts)} recorded rollouts" if len(used) < len(rollouts) else ""
     return batch, note
+
+
+def _tracked(scope: LayerScope, progress: Progress, layers: int) -> LayerScope:
+    """`scope`, with every decoder layer that is done moving a progress bar: a pass goes through all of them."""
+    task = progress.add_task("decoder layers", total=layers)
+
+    @contextmanager
+    def tracked(index: int) -> Iterator[None]:
+        if index == 0:
+            progress.reset(task)
+        with scope(index):
+            yield
+        progress.advance(task)
+
+    return tracked
 
 
 def _write(folder: Path, document: dict[str, Any], stamp: dict[str, Any]) -> None:

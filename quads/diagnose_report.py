@@ -79,7 +79,7 @@ def print_tables(document: Document, console: Console) -> None:
     for title, (header, rows) in tables:
         table = Table(title=f"{title} ({document['label']})", padding=(0, 0), box=SIMPLE_HEAD)
         for index, column in enumerate(header):
-            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=index != 0)
+            table.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
         for row in rows:
             table.add_row(*row)
         console.print(table)
@@ -125,7 +125,7 @@ def _term_table(document: Document) -> tuple[list[str], list[list[str]]]:
 def _layer_table(document: Document) -> tuple[list[str], list[list[str]]]:
     by_term = {(row["term"], row["layer"]): row for row in document["isolated"]}
     ranked = sorted((row for row in document["isolated"] if row["term"] == "both"), key=lambda row: -row["mean"])
-    header = ["layer", "W4A4 alone", "interval", "weights alone", "activations alone", "share of squared sum"]
+    header = ["layer", "W4A4", "interval", "weights", "activations", "share of squares"]
     return header, [
         [
             str(row["layer"]),

@@ -66,7 +66,7 @@ class Checkpoint:
                 self.files.update(dict.fromkeys(handle.keys(), path))
 
     def read(self, name: str, shape: torch.Size) -> Tensor:
-        """The tensor called `name` in the module tree, in this checkpoint's dtype; ModelError where it is not stored."""
+        """The tensor that the module tree calls `name`; ModelError where it is not stored."""
         for here, there in _RENAMED:
             stored = name.replace(here, there)
             if stored in self.files:
