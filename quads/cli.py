@@ -153,5 +153,67 @@ def export(
         _print_json({"weights": report.weights, "inexact": report.inexact})
 
 
+emulate = typer.Typer(help="Exact NVFP4 arithmetic on .npy and .safetensors files.", no_args_is_help=True)
+app.add_typer(emulate, name="emulate")
+
+
+@emulate.command("quantize")
+def emulate_quantize(
+    source: Annotated[Path, typer.Argument(help=".npy or .safetensors file.")],
+    out: Annotated[Path, typer.Argument(help=".safetensors file to write: codes, scales, outer.")],
+    name: Annotated[str, typer.Option(help="Tensor in a .safetensors file that holds several.")] = "",
+    dialect: Annotated[str, typer.Option(help="Quantiser dialect; `quads emulate dialects` lists them.")] = "exact",
+    granularity: Annotated[str, typer.Option(help="Outer scale per tensor or per token; empty: the dialect's.")] = "",
+    scales: Annotated[str, typer.Option(help="Block-scale layout: linear, 128x4 or 8x4.")] = "linear",
+) -> None:
+    """Quantise a tensor to packed codes and scale bytes."""
+    from quads.emulate_job import quantize_file
+
+    q = quantize_file(source, out, name=name, dialect=dialect, granularity=granularity, scales=scales)
+    Console().print(f"{tuple(q.codes.shape)} codes, {tuple(q.scales.shape)} block scales in {out}")
+
+
+@emulate.command("gemm")
+def emulate_gemm(
+    a: Annotated[Path, typer.Argument(help="A [M, K]: .npy or .safetensors, quantised per token.")],
+    b: Annotated[Path, typer.Argument(help="B [N, K]: .npy or .safetensors, quantised per tensor.")],
+    out: Annotated[Path, typer.Argument(help=".safetensors file to write: accumulator, y.")],
+    a_name: Annotated[str, typer.Option(help="Tensor in A's file.")] = "",
+    b_name: Annotated[str, typer.Option(help="Tensor in B's file.")] = "",
+    dtype: Annotated[str, typer.Option(help="Of y: bfloat16, float16 or float32.")] = "bfloat16",
+) -> None:
+    """Multiply Q(A) Q(B)^T as the FP4 tensor core does, FP32 accumulator and cast output."""
+    from quads.emulate_job import gemm_files
+
+    y = gemm_files(a, b, out, a_name=a_name, b_name=b_name, dtype=dtype)
+    Console().print(f"{tuple(y.shape)} in {out}")
+
+
+@emulate.command("dialects")
+def emulate_dialects() -> None:
+    """List the quantiser dialects, their sources and how each is known."""
+    from rich.table import Table
+
+    from quads.emulation.dialects import named
+
+    table = Table("dialect", "evidence", "source", title="Quantiser dialects")
+    for name, dialect in named().items():
+        table.add_row(name, dialect.evidence, dialect.source)
+    Console().print(table)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def explain(
+    values: Annotated[list[float], typer.Argument(help="One value, or a block of up to 16.")],
+    dialect: Annotated[str, typer.Option(help="Quantiser dialect.")] = "exact",
+    amax: Annotated[float | None, typer.Option(help="Largest magnitude of the tensor; default: the block's.")] = None,
+    dtype: Annotated[str, typer.Option(help="What the values are rounded to first.")] = "float32",
+) -> None:
+    """Show every intermediate rounding of a value or block, and which dialects disagree."""
+    from quads.emulate_job import explain_text
+
+    print(explain_text(values, dialect, amax, dtype))
+
+
 if __name__ == "__main__":
     main()

@@ -6,13 +6,12 @@ CPU tensors go through quads.emulation, CUDA tensors through quads.kernels, whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from quads.emulation import layout, quantizers
+from quads.emulation import dialects, layout, quantizers
 from quads.emulation.dialects import EXACT, Dialect
 from quads.emulation.formats import E2M1_MAX
 from quads.emulation.quantizers import BLOCK, NVFP4Tensor
@@ -20,17 +19,21 @@ from quads.kernels import fake_quant
 from quads.recipes import Recipe
 from quads.sites import Site
 
-
 # E4M3 value that amax is mapped to; four-over-six leaves room to scale a block by 1.5.
 OUTER_MAX = {"six": 448, "four_over_six": 256}
 
 
-@lru_cache(maxsize=64)
+_DIALECTS = {
+    ("1x16", "six"): "exact",
+    ("16x16", "six"): "exact_16x16",
+    ("1x16", "four_over_six"): "exact_four_over_six",
+    ("16x16", "four_over_six"): "exact_four_over_six_16x16",
+}
+
+
 def weight_dialect(recipe: Recipe) -> Dialect:
-    """The quantiser of a recipe's weights: `exact`, with its tile and, for four-over-six, the 256 rule and MSE."""
-    if recipe.block_rule == "six":
-        return EXACT.replace(tile=recipe.weight_block)
-    return EXACT.replace(tile=recipe.weight_block, rule="mse", outer_max=OUTER_MAX[recipe.block_rule])
+    """The quantiser of a recipe's weights: `exact`, its 16x16 tiles, and its four-over-six (256 rule, MSE)."""
+    return dialects.load(_DIALECTS[recipe.weight_block, recipe.block_rule])
 
 
 @torch.no_grad()
@@ -132,7 +135,7 @@ def _fake_quantize(weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:
 @fake_quant.fake_quantize_op.register_kernel("cpu")
 def _fake_quantize_on_cpu(x: Tensor, outer: Tensor | None, weight_block: str, granularity: str) -> Tensor:
     """The custom op's CPU implementation: the emulator. `outer` holds one scale for each run of consecutive rows."""
-    dialect = EXACT.replace(tile=weight_block)
+    dialect = dialects.load(_DIALECTS[weight_block, "six"])
     if outer is None:
         q = quantizers.quantize(x, granularity=granularity, dialect=dialect)  # type: ignore[arg-type]
         return quantizers.dequantize(q, x.dtype)
