@@ -57,9 +57,9 @@ def moe(
     width = slot_width(ids.numel(), w2)
     grouping = routing.route(ids, w2.experts, width)
     a, blocks = quantize_x(x)
-    h = _grouped(a, w13, grouping, blocks, swiglu_rows=True)
+    h = grouped(a, w13, grouping, blocks, swiglu_rows=True)
     a, blocks = quantize_h(h)
-    y = _grouped(a, w2, replace(grouping, share=1), blocks, swiglu_rows=False)
+    y = grouped(a, w2, replace(grouping, share=1), blocks, swiglu_rows=False)
     return routing.combine(y, weights, ids, w2.experts, out_dtype)
 
 
@@ -71,9 +71,10 @@ def slot_width(pairs: int, weight: PreparedWeight) -> int:
     return next((w for w in (8, 16, 32) if mean <= 0.75 * w), 64)
 
 
-def _grouped(
+def grouped(
     a: Quantized, weight: PreparedWeight, grouping: Grouping, blocks: Tensor | None, *, swiglu_rows: bool
 ) -> Tensor:
+    """One grouped product: each routed row of `a` times its expert's weight, [rows_out, N] (or N/2 after SwiGLU)."""
     if blocks is not None and blocks.ndim == 2:
         grouping = replace(grouping, selections=grouping.groups)
     width = grouping.slots.numel() // grouping.groups.numel()
