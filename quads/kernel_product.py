@@ -9,6 +9,7 @@ with the unselected ones zeroed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,16 +69,17 @@ class KernelProduct:
     def quantize(self, x: Tensor, ends: Tensor) -> tuple[Operand, Tensor | None]:
         """`x` [M, K] with its residual columns, and the K blocks (int32) that they repeat."""
         recipe, count = self.selector.recipe, self.selector.count
+        scope: Any = recipe.rac_scope
         granularity: Granularity = "token" if recipe.activation_outer == "token" else "tensor"
         if count == 0:
             q = quantize(x, granularity=granularity)
             return Operand(q.packed, q.scales, q.outer), None
-        if recipe.rac_scope in ("token", "tile"):
+        if scope in ("token", "tile"):
             r = quantize_rac(x, self.selector.total, "all", granularity=granularity)
             keep = self.selector.row_mask(x, r.outer, ends)
             return _masked(Operand(r.packed, r.scales, r.outer), keep), r.blocks
-        if recipe.rac_scope in ("batch", "all"):
-            r = quantize_rac(x, count, recipe.rac_scope, granularity=granularity)
+        if scope in ("batch", "all"):
+            r = quantize_rac(x, count, scope, granularity=granularity)
         else:
             kept = self.selector.kept(x).to(torch.int32)
             r = quantize_rac(x, count, "static", granularity=granularity, static_blocks=kept)
