@@ -86,7 +86,7 @@ def decode_plan(tokens: int, weight: HopperWeight, *, residual: bool) -> hopper.
     warps = min(16 if width <= 16 else 8, 1 << (chunks - 1).bit_length())
     tiles = weight.codes.shape[1] * -(-tokens // width)
     splits = max(1, min(132 // tiles, chunks // (2 * warps)))
-    return hopper.Plan(tokens=width, warps=warps, stages=2 if width <= 16 else 4, run=1, splits=splits)
+    return hopper.Plan(tokens=width, k_warps=warps, stages=2 if width <= 16 else 4, run=1, splits=splits)
 
 
 def _prefill(a: Quantized, weight: HopperWeight, blocks: Tensor | None, out_dtype: torch.dtype) -> Tensor:

@@ -75,8 +75,6 @@ def grouped(
     a: Quantized, weight: PreparedWeight, grouping: Grouping, blocks: Tensor | None, *, swiglu_rows: bool
 ) -> Tensor:
     """One grouped product: each routed row of `a` times its expert's weight, [rows_out, N] (or N/2 after SwiGLU)."""
-    if blocks is not None and blocks.ndim == 2:
-        grouping = replace(grouping, selections=grouping.groups)
     width = grouping.slots.numel() // grouping.groups.numel()
     if isinstance(weight, HopperWeight):
         plan = grouped_plan(width, weight, residual=blocks is not None)
@@ -90,7 +88,7 @@ def grouped_plan(width: int, weight: HopperWeight, *, residual: bool) -> hopper.
     """Thread-block shape of the grouped decode kernel: small blocks, several on one multiprocessor."""
     chunks = -(-weight.k // 64)
     warps = min(8, 1 << (chunks - 1).bit_length())
-    return hopper.Plan(tokens=width, warps=warps, stages=3, run=1, min_blocks=2 if width <= 16 else 1)
+    return hopper.Plan(tokens=width, k_warps=warps, stages=3, run=1, min_blocks=2 if width <= 16 else 1)
 
 
 def _check(x: Tensor, ids: Tensor, weights: Tensor, w13: PreparedWeight, w2: PreparedWeight) -> None:

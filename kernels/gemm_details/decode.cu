@@ -2,23 +2,25 @@
 //
 // Both operands arrive as E2M1 codes and E4M3 block scales, are decoded in registers to bf16 (exact: code * block
 // scale has six significant bits) and go through mma.sync.m16n8k16 with the weight as the A operand. One thread block
-// owns 64 weight rows and TOKENS tokens; its warps share K by runs of SUPER chunks. A chunk is four scale blocks, one
-// for each of the four lanes of a quad, so that a lane needs one scale per row and chunk. Each warp streams its chunks
-// through its own ring in shared memory (cp.async); only the final sum over the warps needs a barrier.
+// owns 64 ROW_WARPS weight rows and TOKENS tokens; the K_WARPS warps of a row tile share K by runs of SUPER chunks. A
+// chunk is four scale blocks, one for each of the four lanes of a quad, so that a lane needs one scale per row and
+// chunk. Each warp streams its chunks through its own ring in shared memory (cp.async); only the final sum over the
+// warps needs a barrier.
 // A warp's copies cover whole 128-byte lines: with 32-byte requests the L2 cache is the limit (measured, NOTES-gemm.md).
 //
 // RAC: a block that the residual repeats is multiplied while its decoded weight is still in registers, so the
 // duplicated columns cost neither memory traffic nor a second decode.
 //
-// Compiled by NVRTC with -D: TOKENS, WARPS, STAGES, SUPER, RESIDUAL, GROUPED, SWIGLU, OUT_FLOAT, MIN_BLOCKS.
+// Compiled by NVRTC with -D: TOKENS, K_WARPS, ROW_WARPS, STAGES, SUPER, RESIDUAL, GROUPED, SWIGLU, OUT_FLOAT, MIN_BLOCKS.
 // Prepacked weight (see prepack.py), for each tile of 64 rows and each block of 16 along K:
 //   codes  512 bytes: [i 4][g 8][h 2][8 bytes], row = 16 i + 8 h + g; bits of each 32-bit word moved, see `pair_packed`
 //   scales  64 bytes: [g 8][i 4][h 2], E5M3 with bias 10 (every E4M3 value as a normal number), 0xFF = NaN
 
+constexpr int WARPS = K_WARPS * ROW_WARPS, ROWS = ROW_WARPS * 64;
 constexpr int N_TILES = TOKENS / 8;
 constexpr int SETS = RESIDUAL ? 2 : 1;  // activation sets: main, residual
 // Strides that keep the fragment loads free of bank conflicts.
-constexpr int CODE_STRIDE = 544, SCALE_STRIDE = 96, TOKEN_STRIDE = SUPER * 32 + (SUPER > 1 ? 32 : 0), SUM_STRIDE = 68;
+constexpr int CODE_STRIDE = 544, SCALE_STRIDE = 96, TOKEN_STRIDE = SUPER * 32 + (SUPER > 1 ? 32 : 0), SUM_STRIDE = ROWS + 4;
 constexpr int STAGE_BYTES = 4 * (CODE_STRIDE + SCALE_STRIDE);
 constexpr int SET_BYTES = TOKENS * TOKEN_STRIDE, TOKEN_BYTES = SETS * SET_BYTES;
 constexpr int AHEAD = (STAGES - 2) / SUPER + 1;  // runs of activations in flight, so that they arrive with the weights
@@ -52,14 +54,13 @@ struct Operands {
     const u8* x_codes;   // [rows, (KB + S) * 8]
     const u8* x_scales;  // [rows, KB + S]
     const float* x_outer;  // [] or [rows]
-    const int* blocks;   // [selections, S], the K blocks that the residual columns repeat
+    const int* blocks;   // [S] or [groups, S], the K blocks that the residual columns repeat
     void* out;           // [rows out, N] or [rows out, N/2] (SwiGLU)
-    float* partial;      // [splits, tiles, TOKENS * 64] where the grid splits K
-    int* arrivals;       // [tiles], zero between launches
+    float* partial;      // [splits, output tiles, TOKENS * ROWS] where the grid splits K
+    int* arrivals;       // [output tiles], zero between launches
     const int* slots;    // GROUPED: [token blocks * TOKENS], index of an output row, -1 where empty
     const int* groups;   // GROUPED: [token blocks], weight of each token block, -1 past the last
-    const int* selections;  // GROUPED: [token blocks] row of `blocks`, or null for row 0
-    int rows, n, k_blocks, extra, outer_per_row, slot_share;  // slot_share: output rows per activation row
+    int rows, n, tiles, k_blocks, extra, outer_per_row, slot_share, list_per_group;  // slot_share: output rows per activation row
 };
 
 
@@ -69,19 +70,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
     __shared__ float outer[TOKENS];
     __shared__ bool last;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const int tile = blockIdx.x, tiles = gridDim.x, split = blockIdx.z, splits = gridDim.z;
+    const int row_warp = warp / K_WARPS, tile = blockIdx.x * ROW_WARPS + row_warp, k_warp = warp % K_WARPS;
+    const int split = blockIdx.z, splits = gridDim.z;
     const int group = GROUPED ? p.groups[blockIdx.y] : 0;
     if (group < 0) return;
 
-    const int chunks = (p.k_blocks + 3) >> 2, slices = WARPS * splits, slice = split * WARPS + warp;
+    const int chunks = (p.k_blocks + 3) >> 2, slices = K_WARPS * splits, slice = split * K_WARPS + k_warp;
     const int runs = (chunks + SUPER - 1) / SUPER;
-    const int steps = slice < runs ? ((runs - 1 - slice) / slices + 1) * SUPER : 0;
+    const int steps = tile < p.tiles && slice < runs ? ((runs - 1 - slice) / slices + 1) * SUPER : 0;
     auto chunk_of = [&](int step) { return (step / SUPER * slices + slice) * SUPER + step % SUPER; };
 
     u8* ring = memory + warp * WARP_BYTES;
     u8* activations = ring + STAGES * STAGE_BYTES;
     short* position = reinterpret_cast<short*>(memory + WARPS * WARP_BYTES);
-    const size_t unit = ((size_t)group * tiles + tile) * p.k_blocks;
+    const size_t unit = ((size_t)group * p.tiles + (tile < p.tiles ? tile : 0)) * p.k_blocks;
     const u8* w_codes = p.w_codes + unit * 512 + lane * 16;
     const u8* w_scales = p.w_scales + unit * 64 + (lane & 3) * 16;
     auto fetch_weights = [&](int step, int stage) {
@@ -112,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
     if (RESIDUAL) {
         for (int i = threadIdx.x; i < p.k_blocks; i += WARPS * 32) position[i] = -1;
         __syncthreads();
-        const int* blocks = p.blocks + (GROUPED && p.selections ? p.selections[blockIdx.y] * p.extra : 0);
+        const int* blocks = p.blocks + (size_t)(p.list_per_group ? group : 0) * p.extra;
         for (int i = threadIdx.x; i < p.extra; i += WARPS * 32) position[blocks[i]] = (short)i;
     }
     const float w_outer = p.w_outer[SWIGLU ? group * 2 : group], up_outer = SWIGLU ? p.w_outer[group * 2 + 1] : 0.0f;
@@ -240,7 +242,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
         stage = stage == STAGES - 1 ? 0 : stage + 1;
     }
 
-    // Sum over the warps, in ascending order, then over the grid's splits, in ascending order.
+    // Sum over the warps of a row tile, in ascending order, then over the grid's splits, in ascending order.
     wait<0>();
     __syncthreads();
     float* sums = reinterpret_cast<float*>(memory);
@@ -250,19 +252,26 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
         for (int j = 0; j < N_TILES; j++)
 #pragma unroll
             for (int c = 0; c < 4; c++)
-                sums[(warp * TOKENS + j * 8 + t * 2 + (c & 1)) * SUM_STRIDE + i * 16 + (c >> 1) * 8 + g] = acc[i][j][c];
+                sums[(k_warp * TOKENS + j * 8 + t * 2 + (c & 1)) * SUM_STRIDE + row_warp * 64 + i * 16 + (c >> 1) * 8 +
+                     g] = acc[i][j][c];
     __syncthreads();
-    for (int e = threadIdx.x; e < TOKENS * 64; e += WARPS * 32) {
-        float* first = sums + (e >> 6) * SUM_STRIDE + (e & 63);
-        float total = *first;
+    auto sum_at = [&](int e) { return sums + e / ROWS * SUM_STRIDE + e % ROWS; };
+    if (K_WARPS > 1) {
+#pragma unroll 2
+        for (int e = threadIdx.x; e < TOKENS * ROWS; e += WARPS * 32) {
+            float total = *sum_at(e);
 #pragma unroll
-        for (int w = 1; w < WARPS; w++) total = __fadd_rn(total, first[w * TOKENS * SUM_STRIDE]);
-        *first = total;
+            for (int w = 1; w < K_WARPS; w++) total = __fadd_rn(total, sum_at(e)[w * TOKENS * SUM_STRIDE]);
+            *sum_at(e) = total;
+        }
     }
     if (splits > 1) {
-        const size_t output_tile = (size_t)blockIdx.y * tiles + tile, all = (size_t)gridDim.y * tiles;
-        for (int e = threadIdx.x; e < TOKENS * 64; e += WARPS * 32)
-            p.partial[(split * all + output_tile) * TOKENS * 64 + e] = sums[(e >> 6) * SUM_STRIDE + (e & 63)];
+        const size_t output_tile = (size_t)blockIdx.y * gridDim.x + blockIdx.x, all = (size_t)gridDim.y * gridDim.x;
+        float4* partial = reinterpret_cast<float4*>(p.partial);
+        constexpr int QUADS = TOKENS * ROWS / 4;
+        __syncthreads();
+        for (int q = threadIdx.x; q < QUADS; q += WARPS * 32)
+            __stcg(partial + (split * all + output_tile) * QUADS + q, *reinterpret_cast<float4*>(sum_at(q * 4)));
         __threadfence();
         __syncthreads();
         if (threadIdx.x == 0) last = atomicAdd(p.arrivals + output_tile, 1) == splits - 1;
@@ -270,21 +279,27 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
         if (!last) return;
         if (threadIdx.x == 0) p.arrivals[output_tile] = 0;
         __threadfence();
-        for (int e = threadIdx.x; e < TOKENS * 64; e += WARPS * 32) {
-            float total = __ldcg(p.partial + output_tile * TOKENS * 64 + e);
-            for (int s = 1; s < splits; s++)
-                total = __fadd_rn(total, __ldcg(p.partial + (s * all + output_tile) * TOKENS * 64 + e));
-            sums[(e >> 6) * SUM_STRIDE + (e & 63)] = total;
+#pragma unroll 4
+        for (int q = threadIdx.x; q < QUADS; q += WARPS * 32) {
+            float4 total = __ldcg(partial + output_tile * QUADS + q);
+#pragma unroll 4
+            for (int s = 1; s < splits; s++) {
+                const float4 more = __ldcg(partial + (s * all + output_tile) * QUADS + q);
+                total.x = __fadd_rn(total.x, more.x), total.y = __fadd_rn(total.y, more.y);
+                total.z = __fadd_rn(total.z, more.z), total.w = __fadd_rn(total.w, more.w);
+            }
+            *reinterpret_cast<float4*>(sum_at(q * 4)) = total;
         }
     }
     __syncthreads();
 
+    const int first_row = blockIdx.x * ROWS;
     if (SWIGLU) {
         const int channels = p.n >> 1;
-        for (int e = threadIdx.x; e < TOKENS * 32; e += WARPS * 32) {
-            const int token = e >> 5, channel = tile * 32 + (e & 31);
+        for (int e = threadIdx.x; e < TOKENS * (ROWS / 2); e += WARPS * 32) {
+            const int token = e / (ROWS / 2), c = e % (ROWS / 2), channel = first_row / 2 + c;
             if (out_row[token] < 0 || channel >= channels) continue;
-            const float* sum = sums + token * SUM_STRIDE + ((e & 31) >> 3) * 16 + (e & 7);
+            const float* sum = sums + token * SUM_STRIDE + (c >> 5) * 64 + ((c & 31) >> 3) * 16 + (c & 7);
             const float gate = __fmul_rn(sum[0] * UNSCALE, __fmul_rn(outer[token], w_outer));
             const float up = __fmul_rn(sum[8] * UNSCALE, __fmul_rn(outer[token], up_outer));
             const float gate_bf16 = __uint_as_float(to_bf16(gate) << 16), up_bf16 = __uint_as_float(to_bf16(up) << 16);
@@ -294,11 +309,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
         }
         return;
     }
-    for (int e = threadIdx.x; e < TOKENS * 64; e += WARPS * 32) {
-        const int token = e >> 6, row = tile * 64 + (e & 63);
+    for (int e = threadIdx.x; e < TOKENS * ROWS; e += WARPS * 32) {
+        const int token = e / ROWS, row = first_row + e % ROWS;
         if (out_row[token] < 0 || row >= p.n) continue;
-        const float alpha = __fmul_rn(outer[token], w_outer);
-        const float y = __fmul_rn(sums[token * SUM_STRIDE + (e & 63)] * UNSCALE, alpha);
+        const float y = __fmul_rn(*sum_at(e) * UNSCALE, __fmul_rn(outer[token], w_outer));
         const size_t at = (size_t)out_row[token] * p.n + row;
         if (OUT_FLOAT) reinterpret_cast<float*>(p.out)[at] = y;
         else reinterpret_cast<u16*>(p.out)[at] = (u16)to_bf16(y);

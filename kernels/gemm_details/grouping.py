@@ -12,12 +12,10 @@ class Grouping:
     """Routed rows of a grouped product, in blocks of a fixed number of slots.
 
     slots int32 [blocks * slots of a block]: output row, or -1; groups int32 [blocks]: weight of a block, or -1;
-    selections int32 [blocks] or None: row of the RAC block list that a token block uses;
     share: output rows that read one activation row (top-k of the first product, 1 of the second).
     """
 
     slots: Tensor
     groups: Tensor
-    selections: Tensor | None
     share: int
     rows_out: int

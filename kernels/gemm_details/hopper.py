@@ -16,20 +16,29 @@ from quads.kernels.gemm_details.grouping import Grouping
 from quads.kernels.prepack import TILE, HopperWeight, Quantized
 
 _HERE = Path(__file__).parent
-_CODE_STRIDE, _SCALE_STRIDE, _SUM_STRIDE = 544, 96, 68  # as in decode.cu
+_CODE_STRIDE, _SCALE_STRIDE = 544, 96  # as in decode.cu
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Shape of the decode kernel: tokens of a thread block, warps that share K by runs of `run` chunks, ring
-    depth, splits of K over the grid."""
+    """Shape of the decode kernel: tokens of a thread block, warps that share K by runs of `run` chunks, row
+    tiles of 64 (one for each set of such warps), ring depth, splits of K over the grid."""
 
     tokens: int
-    warps: int = 8
+    k_warps: int = 8
+    row_warps: int = 1
     stages: int = 4
     run: int = 4
     splits: int = 1
     min_blocks: int = 1
+
+    @property
+    def warps(self) -> int:
+        return self.k_warps * self.row_warps
+
+    @property
+    def rows(self) -> int:
+        return TILE * self.row_warps
 
     def shared(self, k_blocks: int, residual: bool) -> int:
         """Dynamic shared memory in bytes: rings and position table, or the partial sums that take their place."""
@@ -38,15 +47,16 @@ class Plan:
         ahead = (self.stages - 2) // self.run + 1
         ring = self.stages * 4 * (_CODE_STRIDE + _SCALE_STRIDE) + (ahead + 1) * token_bytes
         table = 2 * k_blocks if residual else 0
-        return max(self.warps * ring + table, self.warps * self.tokens * _SUM_STRIDE * 4)
+        return max(self.warps * ring + table, self.k_warps * self.tokens * (self.rows + 4) * 4)
 
 
 class _Operands(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in (
             "w_codes", "w_scales", "w_outer", "x_codes", "x_scales", "x_outer", "blocks", "out", "partial",
-            "arrivals", "slots", "groups", "selections")),
-        *((name, ctypes.c_int) for name in ("rows", "n", "k_blocks", "extra", "outer_per_row", "slot_share")),
+            "arrivals", "slots", "groups")),
+        *((name, ctypes.c_int) for name in (
+            "rows", "n", "tiles", "k_blocks", "extra", "outer_per_row", "slot_share", "list_per_group")),
     ]  # fmt: skip
 
 
@@ -62,7 +72,8 @@ def decode(
 ) -> Tensor:
     """The product of `a` with one weight, or with the weight of each token block of `grouping`.
 
-    `blocks` int32 [S] or [selections, S]. Result [M, N], or [rows_out, N] ([rows_out, N/2] with `swiglu`).
+    `blocks` int32 [S], or [experts, S] with `grouping`.
+    Result [M, N], or [rows_out, N] ([rows_out, N/2] with `swiglu`).
     """
     rows = a.packed.shape[0]
     extra = 0 if blocks is None else blocks.shape[-1]
@@ -72,16 +83,18 @@ def decode(
     if token_blocks == 0:
         return out
     tiles = b.codes.shape[1]
-    partial, arrivals = _split_buffers(plan, tiles * token_blocks, a.packed.device)
+    row_blocks = -(-tiles // plan.row_warps)
+    elements = plan.tokens * plan.rows
+    partial, arrivals = split_buffers(plan.splits, row_blocks * token_blocks, elements, a.packed.device)
     operands = _Operands(
         *(None if x is None else x.data_ptr() for x in (
             b.codes, b.scales, b.outer, a.packed, a.scales, a.outer, blocks, out, partial, arrivals,
-            grouping.slots if grouping else None, grouping.groups if grouping else None,
-            grouping.selections if grouping else None)),
-        rows, b.n, b.k // BLOCK, extra, int(a.outer.numel() > 1), grouping.share if grouping else 1,
+            grouping.slots if grouping else None, grouping.groups if grouping else None)),
+        rows, b.n, tiles, b.k // BLOCK, extra, int(a.outer.numel() > 1), grouping.share if grouping else 1,
+        int(blocks is not None and blocks.ndim == 2),
     )  # fmt: skip
     kernel = _decode_kernel(plan, extra > 0, grouping is not None, swiglu, out_dtype == torch.float32, b.k // BLOCK)
-    kernel((tiles, token_blocks, plan.splits), operands)
+    kernel((row_blocks, token_blocks, plan.splits), operands)
     return out
 
 
@@ -102,17 +115,21 @@ def decode_defines(
     plan: Plan, residual: bool, grouped: bool, swiglu: bool, out_float: bool
 ) -> tuple[tuple[str, int], ...]:
     values = {
-        "TOKENS": plan.tokens, "WARPS": plan.warps, "STAGES": plan.stages, "SUPER": plan.run,
+        "TOKENS": plan.tokens, "K_WARPS": plan.k_warps,
+        "ROW_WARPS": plan.row_warps, "STAGES": plan.stages, "SUPER": plan.run,
         "MIN_BLOCKS": plan.min_blocks, "RESIDUAL": residual, "GROUPED": grouped, "SWIGLU": swiglu,
         "OUT_FLOAT": out_float,
     }  # fmt: skip
     return tuple((key, int(value)) for key, value in values.items())
 
 
-def _split_buffers(plan: Plan, output_tiles: int, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    if plan.splits == 1:
+def split_buffers(
+    splits: int, output_tiles: int, elements: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """Partial sums and arrival counters of a product whose grid splits K; `elements` of one output tile."""
+    if splits == 1:
         return None, None
-    partial = torch.empty(plan.splits * output_tiles * plan.tokens * TILE, dtype=torch.float32, device=device)
+    partial = torch.empty(splits * output_tiles * elements, dtype=torch.float32, device=device)
     return partial, _arrivals(device, 1 << (output_tiles - 1).bit_length())
 
 

@@ -37,17 +37,25 @@ class Kernel:
 Defines = tuple[tuple[str, int], ...]
 
 
-def load(sources: tuple[Path, ...], name: str, defines: Defines, threads: int, shared: int) -> Kernel:
-    """The kernel `name` of the joined `sources` for the current device, with `shared` bytes of dynamic memory."""
-    return _load(sources, name, defines, threads, shared, torch.cuda.current_device())
+def load(
+    sources: tuple[Path, ...], name: str, defines: Defines, threads: int, shared: int, *, preamble: str = ""
+) -> Kernel:
+    """The kernel `name` of `preamble` and the joined `sources` for the current device.
+
+    threads: of a block; shared: bytes of dynamic shared memory.
+    """
+    return _load(sources, name, defines, threads, shared, preamble, torch.cuda.current_device())
 
 
 @cache
-def _load(sources: tuple[Path, ...], name: str, defines: Defines, threads: int, shared: int, device: int) -> Kernel:
+def _load(
+    sources: tuple[Path, ...], name: str, defines: Defines, threads: int, shared: int, preamble: str, device: int
+) -> Kernel:
     major, minor = torch.cuda.get_device_capability(device)
     torch.cuda.current_stream(device).synchronize()  # makes the context current
-    text = "\n".join(source.read_text() for source in sources)
-    cubin = compile_cubin(text, f"sm_{major}{minor}", dict(defines))
+    text = "\n".join([preamble, *(source.read_text() for source in sources)])
+    architecture = f"sm_{major}{minor}" + ("a" if major == 9 else "")  # wgmma is in sm_90a only
+    cubin = compile_cubin(text, architecture, dict(defines))
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     _driver("cuModuleLoadData", ctypes.byref(module), cubin)
     _driver("cuModuleGetFunction", ctypes.byref(function), module, name.encode())

@@ -44,7 +44,7 @@ def route(topk_ids: Tensor, experts: int, width: int) -> Grouping:
         _kernel("route", 0, 8 * experts)((1, 1, 1), arguments)
     elif pairs:
         _route_in_torch(topk_ids.flatten(), experts, width, slots, groups)
-    return Grouping(slots, groups, None, topk_ids.shape[1], pairs)
+    return Grouping(slots, groups, topk_ids.shape[1], pairs)
 
 
 def _route_in_torch(ids: Tensor, experts: int, width: int, slots: Tensor, groups: Tensor) -> None:
