@@ -195,9 +195,7 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 def _check_places(places: list[Place], count: int) -> None:
     for place in places:
         if not 0 <= place.layer < count:
-            raise RecipeError(
-                f"recipe selects {place.name}, outside the decoder layers: attribution goes layer by layer"
-            )
+            raise RecipeError(f"recipe selects {place.name}, which is in no decoder layer: exclude it")
 
 
 @contextmanager

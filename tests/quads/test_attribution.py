@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.quads.tiny import FAMILIES, tiny_model, tokens
 
 from quads import recipes
 from quads.attribution import Plan, TokenBatch, default_recipe, diagnose, diagnose_tokens
@@ -33,6 +32,7 @@ from quads.gap import token_logps
 from quads.recipes import RecipeError
 from quads.rollout import Nvfp4Product, rollout_numerics
 from quads.sites import find_sites
+from tests.quads.tiny import FAMILIES, tiny_model, tokens
 
 NVFP4 = recipes.named()["nvfp4"]
 SMALL = Plan(ratios=(0.5, 1.0), scopes=("batch", "random"), seeds=(0,), isolate=False)
@@ -298,9 +298,7 @@ def test_nan_in_one_expert_is_named_and_the_model_left_alone() -> None:
     model = tiny_model("qwen3_moe")
     with torch.no_grad():
         model.model.layers[1].mlp.experts.down_proj[2, 3, 5] = math.nan
-    with pytest.raises(
-        ValueError, match=r"layers\.1\.mlp\.experts\.down_proj expert 2 holds NaN or Inf at \[2, 3, 5\]"
-    ):
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.down_proj expert 2 holds NaN .* \[2, 3, 5\]"):
         diagnose_tokens(model, whole(tokens()), plan=SMALL)
     assert "gate_up_proj" in model.model.layers[0].mlp.experts._parameters
     assert not any("forward" in layer.__dict__ for layer in model.model.layers)
