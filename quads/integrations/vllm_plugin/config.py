@@ -70,7 +70,7 @@ class QuadsConfig(QuantizationConfig):
         if isinstance(layer, RoutedExperts):
             sites = names.expert_sites(prefix)
             if not names.selected(self.recipe, sites, prefix):
-                return moe.PlainMoEMethod(layer.moe_config) if current_platform.is_cpu() else None
+                return moe.PlainMoEMethod(layer.moe_config, prefix) if current_platform.is_cpu() else None
             return moe.QuadsMoEMethod(layer.moe_config, self.recipe, prefix, self._seeds(len(sites)))
         if not isinstance(layer, (LinearBase, ParallelLMHead)):
             return None

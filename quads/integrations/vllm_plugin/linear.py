@@ -9,14 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn import functional as F
-from vllm.config import get_current_vllm_config
 from vllm.distributed import get_tp_group
 from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.utils import set_weight_attrs
 
 from quads.integrations.vllm_plugin import backends, names, weights
 from quads.integrations.vllm_plugin.port import RefitPort
-from quads.integrations.vllm_plugin.product import LayerProduct, traced_linear
+from quads.integrations.vllm_plugin.product import LayerProduct, register_layer
 from quads.recipes import Recipe, RecipeError
 
 WEIGHT = "weight"
@@ -55,6 +54,7 @@ class QuadsLinearMethod(_CheckpointShaped):
         self.recipe, self.prefix, self.sites = recipe, prefix, sites
         self.product = LayerProduct(recipe, prefix, WEIGHT, seed)
         self.rows: list[int] = []
+        self.key = ""
         self.port: RefitPort | None = None
         self.backend = backends.for_layer(recipe, grouped=False)
 
@@ -67,7 +67,7 @@ class QuadsLinearMethod(_CheckpointShaped):
         names.check_k(self.prefix, weight.shape[-1], f" of {whole} on this rank" if whole != weight.shape[-1] else "")
         if self.recipe.weight_block == "16x16" and any(rows % 16 for rows in self.rows):
             raise RecipeError(f"recipe field 'weight_block' 16x16 does not divide the {self.rows} rows of {self.prefix}")
-        get_current_vllm_config().compilation_config.static_forward_context[self._key] = layer
+        self.key = register_layer(self.prefix, layer)
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Quantise what was loaded; called again after each of vLLM's reloads."""
@@ -81,7 +81,7 @@ class QuadsLinearMethod(_CheckpointShaped):
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.compiler.is_compiling():
-            y = traced_linear(x, self._key, sum(self.rows))
+            y = torch.ops.quads.vllm_linear(x, self.key, sum(self.rows))
         else:
             y = self.multiply(layer, x)
         return y if bias is None else y + bias
@@ -91,10 +91,6 @@ class QuadsLinearMethod(_CheckpointShaped):
         if self.port is not None:
             self.port.check_complete()
         return self.product.matmul(layer, x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
-
-    @property
-    def _key(self) -> str:
-        return f"quads.{self.prefix}"
 
     def _derive(self, layer: Module, weight: Tensor) -> dict[str, Tensor]:
         sharded = getattr(layer, "tp_size", 1) > 1

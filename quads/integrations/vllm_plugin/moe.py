@@ -15,7 +15,7 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from quads.integrations.vllm_plugin import backends, names, weights
 from quads.integrations.vllm_plugin.port import RefitPort
-from quads.integrations.vllm_plugin.product import LayerProduct, expert_rows, plain_grouped_matmul
+from quads.integrations.vllm_plugin.product import LayerProduct, expert_rows, plain_grouped_matmul, register_layer
 from quads.recipes import Recipe, RecipeError
 
 W13, W2 = "w13_weight", "w2_weight"
@@ -25,6 +25,7 @@ class _Experts(FusedMoEMethodBase):
     """Creates checkpoint-shaped expert tensors; gate and up rows of w13 follow each other, gate first."""
 
     prefix = "experts"
+    key = ""
 
     def create_weights(
         self,
@@ -41,6 +42,7 @@ class _Experts(FusedMoEMethodBase):
             weight = Parameter(torch.empty(shape, dtype=params_dtype), requires_grad=False)
             set_weight_attrs(weight, extra_weight_attrs)
             layer.register_parameter(name, weight)
+        self.key = register_layer(self.prefix, layer)
 
     def _check_architecture(self, layer: Any) -> None:
         unsupported = {
@@ -60,6 +62,12 @@ class _Experts(FusedMoEMethodBase):
         return None
 
     def apply(self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor, *_: Any, **__: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            return torch.ops.quads.vllm_experts(x, topk_weights, topk_ids, self.key)
+        return self.multiply(layer, x, topk_weights, topk_ids)
+
+    def multiply(self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """w2(silu(gate) * up) of each row's experts, weighted and summed: x [M, K], topk_* [M, choices]."""
         experts = layer._parameters[W13].shape[0]
         order, ends = expert_rows(topk_ids, experts, layer.expert_map)
         choices = topk_ids.shape[-1]
@@ -76,6 +84,10 @@ class _Experts(FusedMoEMethodBase):
 
 class PlainMoEMethod(_Experts):
     """Full precision on CPU. Unlike vLLM's own method it survives a reload with the right weights."""
+
+    def __init__(self, moe: Any, prefix: str) -> None:
+        super().__init__(moe)
+        self.prefix = prefix
 
     def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
         return plain_grouped_matmul(layer._parameters[name], x, ends)  # type: ignore[arg-type]

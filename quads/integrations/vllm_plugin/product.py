@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
+from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
 from quads import rollout
 from quads.compensation import BlockSelector
-from quads.emulation.quantizers import BLOCK
 from quads.integrations.vllm_plugin import weights
 from quads.recipes import Recipe
 
@@ -35,7 +35,7 @@ class LayerProduct:
             return rollout.Fp8Product(value.data).matmul(x)  # type: ignore[union-attr]
         if value is not None:
             return F.linear(x, value)
-        return self._nvfp4(layer, x.shape[-1]).matmul(x)
+        return self._nvfp4(layer, x.shape[-1]).matmul(_checked(x))
 
     def grouped_matmul(self, layer: Module, x: Tensor, ends: Tensor) -> Tensor:
         """Rows of x [M, K], sorted by expert and ending at `ends`, times [experts, N, K]; rows past the end give 0."""
@@ -44,7 +44,7 @@ class LayerProduct:
             return rollout.Fp8Product(value.data).grouped_matmul(x, ends)  # type: ignore[union-attr]
         if value is not None:
             return plain_grouped_matmul(value, x, ends)
-        return self._nvfp4(layer, x.shape[-1]).grouped_matmul(x, ends)
+        return self._nvfp4(layer, x.shape[-1]).grouped_matmul(_checked(x), ends)
 
     def end_of_rollout(self) -> None:
         """A refit ends a rollout: a static or random selection grows older."""
@@ -74,6 +74,11 @@ def real_run() -> bool:
     return is_forward_context_available() and get_forward_context().attn_metadata is not None
 
 
+def _checked(x: Tensor) -> Tensor:
+    """`x`; in a warm-up its garbage (attention leaves it uninitialised then) without NaN, which products refuse."""
+    return x if real_run() else x.nan_to_num(0.0, 0.0, 0.0)
+
+
 def expert_rows(topk_ids: Tensor, experts: int, expert_map: Tensor | None) -> tuple[Tensor, Tensor]:
     """(order, ends): the order that sorts (token, choice) pairs by local expert, and where each expert's rows end.
 
@@ -88,23 +93,26 @@ def expert_rows(topk_ids: Tensor, experts: int, expert_map: Tensor | None) -> tu
     return order, counts[:experts].cumsum(0).to(torch.int32)
 
 
-# Inductor must not trace the emulator, nor kernels that choose blocks: one opaque op a layer, as vLLM does for MoE.
+# Inductor must not trace the emulator, nor kernels that choose blocks: one opaque op a layer, found by its key in the
+# engine's forward context, as vLLM's own attention and MoE ops do it.
 _LIBRARY = torch.library.Library("quads", "FRAGMENT")
 _LIBRARY.define("vllm_linear(Tensor x, str layer, int n) -> Tensor")
+_LIBRARY.define("vllm_experts(Tensor x, Tensor topk_weights, Tensor topk_ids, str layer) -> Tensor")
 
 
-def _vllm_linear(x: Tensor, layer: str, n: int) -> Tensor:
+def _run(layer: str, *inputs: Tensor) -> Tensor:
     module: Any = get_forward_context().no_compile_layers[layer]
-    return module.quant_method.multiply(module, x)
+    return module.quant_method.multiply(module, *inputs)
 
 
-_LIBRARY.impl("vllm_linear", _vllm_linear, "CompositeExplicitAutograd")
+_LIBRARY.impl("vllm_linear", lambda x, layer, n: _run(layer, x), "CompositeExplicitAutograd")
 _LIBRARY.impl("vllm_linear", lambda x, layer, n: x.new_empty((*x.shape[:-1], n)), "Meta")
+_LIBRARY.impl("vllm_experts", lambda x, w, ids, layer: _run(layer, x, w, ids), "CompositeExplicitAutograd")
+_LIBRARY.impl("vllm_experts", lambda x, w, ids, layer: torch.empty_like(x), "Meta")
 
 
-def traced_linear(x: Tensor, layer: str, n: int) -> Tensor:
-    """`multiply` of the layer registered as `layer`, as an op that torch.compile keeps whole."""
-    return torch.ops.quads.vllm_linear(x, layer, n)
-
-
-__all__ = ["BLOCK", "LayerProduct", "expert_rows", "plain_grouped_matmul", "real_run", "traced_linear"]
+def register_layer(prefix: str, layer: Module) -> str:
+    """The key under which the ops find `layer` in the engine that is being built."""
+    key = f"quads.{prefix}"
+    get_current_vllm_config().compilation_config.static_forward_context[key] = layer
+    return key

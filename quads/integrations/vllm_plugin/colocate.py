@@ -1,0 +1,70 @@
+"""vLLM beside a trainer in one process: the folder that the engine starts from, and what it is refitted with.
+
+TRL's colocated engine takes no quantisation of ours: it reads the model folder. `engine_folder` writes one whose
+config names the recipe; the trainer keeps its own model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from quads.integrations.vllm import engine_weights, refit
+from quads.qdq import PackedWeight
+from quads.recipes import Recipe
+from quads.sites import candidates
+from quads.sync import export_weights, verify_sync
+
+
+def engine_folder(model: Any, recipe: Recipe, out: Path, *, tokenizer: Any = None, seed: int = 0) -> Path:
+    """Write `model` (and `tokenizer`) to `out` with a config that serves it under `recipe`."""
+    model.save_pretrained(out)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+    config = json.loads((out / "config.json").read_text("utf-8"))
+    config["quantization_config"] = {"quant_method": "quads", "recipe": recipe.to_dict(), "seed": seed}
+    (out / "config.json").write_text(json.dumps(config, indent=2))
+    return out
+
+
+def trainer_update(model: nn.Module, recipe: Recipe) -> Iterator[tuple[str, Tensor] | PackedWeight]:
+    """Every weight of a trainer's model for `refit`: packed where `recipe` has NVFP4 weights, adapters merged.
+
+    Works on a model under `prepare_qat` (the master weights are sent) and inside a peft wrapper.
+    """
+    packs = recipe.rollout_weights == "nvfp4"
+    sent = set()
+    for site in candidates(model):
+        sent.add(id(site.parameter))
+        if not (packs and recipe.selects(site.name)):
+            name = f"{site.name}.weight" if site.attribute == "weight" else site.name
+            yield name, site.merge(site.parameter).detach()
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in sent and ".lora_" not in name:
+            yield name.removeprefix("base_model.model.").replace(".base_layer", ""), parameter.detach()
+    if packs:
+        yield from export_weights(model, recipe)
+
+
+def sync(llm: Any, model: nn.Module, recipe: Recipe, *, verify: bool = True) -> int:
+    """Refit `llm` from `model`; returns the number of weights then proven equal bit for bit (SyncError if one is not)."""
+    refit(llm, trainer_update(model, recipe))
+    if not verify or recipe.rollout_weights != "nvfp4":
+        return 0
+    return verify_sync(model, recipe, engine_weights(llm))
+
+
+def use_in_trl(trainer: Any, recipe: Recipe, *, verify: bool = True) -> Callable[[], None]:
+    """Make a TRL GRPOTrainer with a colocated vLLM sync through `sync`; returns what it now calls before a rollout."""
+    generation = trainer.vllm_generation
+    model = trainer.accelerator.unwrap_model(trainer.model)
+
+    def sync_weights() -> None:
+        sync(generation.llm, model, recipe, verify=verify)
+
+    generation.sync_weights = sync_weights
+    return sync_weights
