@@ -138,7 +138,8 @@ def test_a_block_scale_adds_its_exponent_to_every_product_of_mxf8f6f4() -> None:
     codes = [window_codes((100, 1, 32), "e4m3", 4, g) for _ in range(2)]
     scales = [127 + torch.randint(-9, 10, (100, 1, 1), generator=g) for _ in range(2)]
     c = signed(window_codes((100, 1, 1), "fp32", 20, g), 32)
-    got = mma.chain(*(mma.Operand(x, s, "e4m3") for x, s in zip(codes, scales, strict=True)), row, c)
+    a, b = (mma.Operand(x, s, "e4m3") for x, s in zip(codes, scales, strict=True))
+    got = mma.chain(a, b, row, c)
     rules = oracle_mma.Rules(1, 25, -133, oracle_mma.rz_fp32)
     for i, word in enumerate(unsigned(got)):
         shift = int(scales[0][i] + scales[1][i]) - 254
