@@ -22,6 +22,7 @@ from quads.kernels.quantize import BLOCK, Granularity, as_rows, outer_or_amax
 Scope = Literal["token", "tile", "batch", "static", "random", "all"]
 TILE_ROWS = 128
 _LANES = 256  # blocks of a program
+_BLOCKS_A_THREAD = 2
 _ROWS_A_PROGRAM = 16  # of the pass that adds up scores: one atomic for each block and so many rows
 _WIDEST_ROW = 1024  # blocks of a row that one program keeps in registers, residual included
 
@@ -152,7 +153,7 @@ class _Task:
             scores_kernel[grid](
                 self.rows, self.words, self.scales, self.outer, _largest(self.outer, m, tile_rows), scores, m,
                 self.total, self.scales.shape[1], self.stride, tile_rows, B=lanes, STEPS=steps,
-                TOKEN=self.token, NATIVE=support.native_level(), num_warps=max(1, lanes // 64),
+                TOKEN=self.token, NATIVE=support.native_level(), num_warps=_warps(lanes),
                 enable_fp_fusion=False,
             )  # fmt: skip
         if self.count:
@@ -183,7 +184,7 @@ class _Task:
                 self.rows, self.words, self.scales, self.outer, order, m, self.total, self.count,
                 self.scales.shape[1], self.stride, tile_rows, order_stride, ROWS=rows, ITEMS=items,
                 TOKEN=self.token, MAIN=main, NATIVE=support.native_level(),
-                num_warps=max(1, rows * items // 64), enable_fp_fusion=False,
+                num_warps=_warps(rows * items), enable_fp_fusion=False,
             )  # fmt: skip
 
 
@@ -194,6 +195,10 @@ def _largest(outer: Tensor, m: int, tile_rows: int) -> Tensor:
         return outer.expand(tiles).contiguous()
     padded = torch.nn.functional.pad(outer.flatten(), (0, tiles * tile_rows - m))
     return padded.view(tiles, tile_rows).amax(dim=1)
+
+
+def _warps(lanes: int) -> int:
+    return max(1, lanes // (32 * _BLOCKS_A_THREAD))
 
 
 def _power(n: int) -> int:

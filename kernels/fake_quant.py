@@ -18,6 +18,7 @@ from quads.kernels.quantize import BLOCK, Granularity, as_rows, outer_scale
 
 WeightBlock = Literal["1x16", "16x16"]
 _LANES = 256  # blocks of a program
+_BLOCKS_A_THREAD = 2
 
 
 def fake_quantize(
@@ -71,7 +72,7 @@ def _launch(x: Tensor, outer: Tensor | None, weight_block: str, granularity: str
         fake_quantize_kernel[(-(-m // tile["ROWS"]) * -(-blocks // across),)](
             rows, out, scales, m, blocks, rows.stride(0) * rows.element_size() // 4, m // scales.numel(), **tile,
             SQUARE=weight_block == "16x16", MANY=scales.numel() > 1, NATIVE=support.native_level(),
-            num_warps=max(1, tile["ROWS"] * across // 64), enable_fp_fusion=False,
+            num_warps=max(1, tile["ROWS"] * across // (32 * _BLOCKS_A_THREAD)), enable_fp_fusion=False,
         )  # fmt: skip
     return out
 

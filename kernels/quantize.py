@@ -24,7 +24,8 @@ BLOCK = 16
 Granularity = Literal["tensor", "token"]
 Dialect = Literal["exact", "vllm"]
 Layout = Literal["linear", "128x4"]
-_TILE = 256  # blocks a program holds: two for each of 128 threads
+_TILE = 256  # blocks a program holds
+_BLOCKS_A_THREAD = 2
 _WIDEST_ROW = 2048  # blocks of a row that one program can hold, to find the row's amax in the same pass
 
 
@@ -99,8 +100,8 @@ def tile_shape(blocks: int, *, whole_row: bool) -> dict[str, int]:
 
 
 def warps(tile: dict[str, int]) -> int:
-    """Warps that give each thread two to four blocks."""
-    return 4 if tile["ROWS"] * tile["BLOCKS"] <= 2 * _TILE else 8
+    """Warps that give each thread `_BLOCKS_A_THREAD` blocks, or more where a row is wider than 16 warps take."""
+    return max(1, min(16, tile["ROWS"] * tile["BLOCKS"] // (32 * _BLOCKS_A_THREAD)))
 
 
 def scales_shape(m: int, k: int, layout: Layout) -> tuple[int, int]:

@@ -70,12 +70,23 @@ def sign_word_of_singles(even, odd):
 
 
 @triton.jit
+def columns(near, far):
+    """[B, 2] and [B, 2] side by side: [B, 4]."""
+    return tl.reshape(tl.permute(tl.join(near, far), (0, 2, 1)), (near.shape[0], 4))
+
+
+@triton.jit
 def load_raw(words, ELEMENT: tl.constexpr, inside):
     """Eight elements at `words` (int32 pointers [B]) as two int32 [B, 4]: FP32 bits of the even and of the odd ones,
     or four pairs of a 16-bit type (twice the same). Zeros outside."""
     if tl.float32 == ELEMENT:
-        bits = tl.load(words[:, None] + tl.arange(0, 8)[None, :], mask=inside[:, None], other=0)
-        return tl.split(tl.reshape(bits, (bits.shape[0], 4, 2)))
+        # As 64-bit pairs, 16 bytes a load: one load of [B, 8] would share a block between two threads.
+        start = words.to(tl.pointer_type(tl.int64))[:, None] + tl.arange(0, 2)[None, :]
+        near = tl.load(start, mask=inside[:, None], other=0)
+        far = tl.load(start + 2, mask=inside[:, None], other=0)
+        return columns(near.to(tl.int32), far.to(tl.int32)), columns(
+            (near >> 32).to(tl.int32), (far >> 32).to(tl.int32)
+        )
     else:
         pairs = tl.load(words[:, None] + tl.arange(0, 4)[None, :], mask=inside[:, None], other=0)
         return pairs, pairs
