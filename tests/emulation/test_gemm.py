@@ -135,14 +135,13 @@ def test_a_prepared_weight_gives_the_same_bits() -> None:
     assert torch.equal(bits(gemm.matmul(a, gemm.prepare(b))), bits(gemm.matmul(a, b)))
 
 
+def columns(q: NVFP4Tensor, start: int, stop: int) -> NVFP4Tensor:
+    return NVFP4Tensor(q.codes[:, start:stop], q.scales[:, start // 16 : -(-stop // 16)], q.outer)
+
+
 def test_split_k_adds_ascending_ranges_rounding_to_nearest() -> None:
     a, b = spread(40, 1024, 2.0, 31), spread(24, 1024, 2.0, 32)
-    parts = [
-        gemm.matmul(
-            *(NVFP4Tensor(x.codes[:, i : i + 384], x.scales[:, i // 16 : i // 16 + 24], x.outer) for x in (a, b))
-        )
-        for i in (0, 384, 768)
-    ]
+    parts = [gemm.matmul(columns(a, i, i + 384), columns(b, i, i + 384)) for i in (0, 384, 768)]
     got = gemm.matmul(a, b, split_k=3)
     assert torch.equal(bits(got), bits((parts[0] + parts[1]) + parts[2]))
     assert not torch.equal(bits(got), bits(gemm.matmul(a, b))), "the data cannot tell split-K apart"
@@ -213,20 +212,23 @@ def test_rac_of_every_block_comes_closest_to_the_unquantized_activation() -> Non
     assert errors[0] > errors[1] > 5 * errors[2]
 
 
+GOOD = raw(2, 64, 0)
+
+
 @pytest.mark.parametrize(
-    ("a", "b", "message"),
+    ("codes", "scales", "message"),
     [
-        (raw(2, 64, 0), raw(3, 128, 0), "K differs: a has 64, b has 128"),
-        (NVFP4Tensor(raw(2, 64, 0).codes[:0], raw(2, 64, 0).scales[:0], torch.tensor(1.0)), raw(3, 64, 0), r"\(0, 64\)"),
-        (NVFP4Tensor(raw(2, 64, 0).codes[:, :24], raw(2, 64, 0).scales, torch.tensor(1.0)), raw(3, 64, 0), "multiple of 16"),
-        (NVFP4Tensor(raw(2, 64, 0).codes, raw(2, 64, 0).scales[:, :3], torch.tensor(1.0)), raw(3, 64, 0), "one scale per 16"),
-        (NVFP4Tensor(raw(2, 64, 0).codes[None], raw(2, 64, 0).scales[None], torch.tensor(1.0)), raw(3, 64, 0), r"expected \[rows, K\]"),
-        (NVFP4Tensor(raw(2, 64, 0).codes.float(), raw(2, 64, 0).scales, torch.tensor(1.0)), raw(3, 64, 0), "torch.float32"),
+        (raw(2, 128, 0).codes, raw(2, 128, 0).scales, "K differs: a has 128, b has 64"),
+        (GOOD.codes[:0], GOOD.scales[:0], r"a codes of shape \(0, 64\): expected non-empty"),
+        (GOOD.codes[:, :24], GOOD.scales, r"shape \(2, 24\): K is not a multiple of 16"),
+        (GOOD.codes, GOOD.scales[:, :3], r"scales of shape \(2, 3\) .* one scale per 16"),
+        (GOOD.codes[None], GOOD.scales[None], r"codes of shape \(1, 2, 64\): expected \[rows, K\]"),
+        (GOOD.codes.float(), GOOD.scales, "codes have dtype torch.float32"),
     ],
-)  # fmt: skip
-def test_bad_matrices_are_named_with_their_rule(a: NVFP4Tensor, b: NVFP4Tensor, message: str) -> None:
+)
+def test_bad_matrices_are_named_with_their_rule(codes: Tensor, scales: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        gemm.matmul(a, b)
+        gemm.matmul(NVFP4Tensor(codes, scales, torch.tensor(1.0)), GOOD)
 
 
 @pytest.mark.parametrize("split_k", [0, 3])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quads.emulation import gemm, moe
-from quads.emulation.quantizers import quantize
+from quads.emulation.quantizers import NVFP4Tensor, quantize
 
 HIDDEN, INNER = 64, 48
 
@@ -23,6 +23,20 @@ def experts(count: int, seed: int = 0) -> list[moe.Expert]:
         )
         for _ in range(count)
     ]
+
+
+def with_scales(weight: moe.Weight, scales: Tensor, outer: Tensor | None = None) -> NVFP4Tensor:
+    assert isinstance(weight, NVFP4Tensor)
+    return NVFP4Tensor(weight.codes, scales, weight.outer if outer is None else outer)
+
+
+def scales_of(weight: moe.Weight) -> Tensor:
+    assert isinstance(weight, NVFP4Tensor)
+    return weight.scales
+
+
+def prepared(e: moe.Expert) -> moe.Expert:
+    return moe.Expert(*(gemm.prepare(with_scales(w, scales_of(w))) for w in (e.gate, e.up, e.down)))
 
 
 def tokens(count: int, seed: int = 1) -> Tensor:
@@ -54,14 +68,14 @@ def test_sorted_pairs_of_ragged_and_empty_experts() -> None:
         assert order.rows[rows].tolist() == sorted(order.rows[rows].tolist())
 
 
-@pytest.mark.parametrize("prepared", [False, True])
-def test_the_layer_is_each_expert_on_its_own_tokens(prepared: bool) -> None:
+@pytest.mark.parametrize("ready", [False, True])
+def test_the_layer_is_each_expert_on_its_own_tokens(ready: bool) -> None:
     mixture, x = experts(5), tokens(9)
     g = torch.Generator().manual_seed(2)
     ids, weights = torch.randint(0, 4, (9, 2), generator=g), torch.rand(9, 2, generator=g)
     expected = reference(x, ids, weights, mixture)
-    if prepared:
-        mixture = [moe.Expert(*(gemm.prepare(w) for w in (e.gate, e.up, e.down))) for e in mixture]
+    if ready:
+        mixture = [prepared(e) for e in mixture]
     assert torch.equal(moe.layer(x, ids, weights, mixture), expected)
 
 
@@ -81,7 +95,8 @@ def test_rac_is_taken_in_both_products_and_per_expert_indices_may_differ() -> No
 def test_gate_and_up_keep_their_own_outer_scales() -> None:
     """With gate's scale for both (the reported w13 fault) the up half would be wrong by the ratio of the scales."""
     (e,) = experts(1)
-    wrong = moe.Expert(e.gate, type(e.up)(e.up.codes, e.up.scales, e.gate.outer), e.down)  # type: ignore[union-attr]
+    assert isinstance(e.gate, NVFP4Tensor)
+    wrong = moe.Expert(e.gate, with_scales(e.up, scales_of(e.up), e.gate.outer), e.down)
     x, ids, weights = tokens(4), torch.zeros(4, 1, dtype=torch.int64), torch.ones(4, 1)
     assert not torch.equal(moe.layer(x, ids, weights, [e]), moe.layer(x, ids, weights, [wrong]))
     assert torch.equal(moe.layer(x, ids, weights, [e]), reference(x, ids, weights, [e]))
@@ -117,40 +132,34 @@ def test_slots_are_added_in_ascending_order_in_fp32() -> None:
 def test_an_expert_without_tokens_leaves_no_trace() -> None:
     mixture, x = experts(4), tokens(3)
     ids, weights = torch.tensor([[1], [1], [3]]), torch.ones(3, 1)
-    nan = type(mixture[0].gate)(mixture[0].gate.codes, mixture[0].gate.scales | 0x7F, mixture[0].gate.outer)  # type: ignore
+    nan = with_scales(mixture[0].gate, scales_of(mixture[0].gate) | 0x7F)
     poisoned = [moe.Expert(nan, nan, mixture[0].down), *mixture[1:]]
     assert torch.equal(moe.layer(x, ids, weights, poisoned), moe.layer(x, ids, weights, mixture))
 
 
 def test_a_nan_expert_pollutes_only_its_own_tokens() -> None:
     mixture, x = experts(2), tokens(4)
-    scales = mixture[0].down.scales.clone()  # type: ignore[union-attr]
+    scales = scales_of(mixture[0].down).clone()
     scales[5, 0] = 0x7F
-    mixture[0] = moe.Expert(
-        mixture[0].gate, mixture[0].up, type(mixture[0].down)(mixture[0].down.codes, scales, mixture[0].down.outer)  # type: ignore
-    )  # fmt: skip
+    mixture[0] = moe.Expert(mixture[0].gate, mixture[0].up, with_scales(mixture[0].down, scales))
     y = moe.layer(x, torch.tensor([[0], [1], [0], [1]]), torch.ones(4, 1), mixture)
     assert y.isnan().sum(dim=1).tolist() == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(
-    ("x", "ids", "weights", "count", "message"),
+    ("x", "ids", "slots", "count", "message"),
     [
-        (tokens(2), torch.tensor([[0], [2]]), torch.ones(2, 1), 2, "expert_ids range from 0 to 2: there are 2 experts"),
-        (tokens(2), torch.tensor([[-1], [0]]), torch.ones(2, 1), 2, "expert_ids range from -1 to 0"),
-        (
-            tokens(2),
-            torch.tensor([0, 1]),
-            torch.ones(2, 1),
-            2,
-            r"expert_ids of shape \(2,\): expected \[tokens, slots\]",
-        ),
-        (tokens(2), torch.tensor([[0], [1]]), torch.ones(2, 2), 2, r"expected \[T, H\], \[T, slots\] and \[T, slots\]"),
-        (tokens(2), torch.tensor([[0], [1]]), torch.ones(2, 1), 0, "a mixture of 0 experts: expected at least one"),
-        (tokens(2)[:0], torch.zeros(0, 1, dtype=torch.int64), torch.ones(0, 1), 2, r"shape \(0, 64\) is empty"),
-        (tokens(2) * torch.inf, torch.tensor([[0], [1]]), torch.ones(2, 1), 2, "holds NaN or Inf"),
+        (tokens(2), [[0], [2]], 1, 2, "expert_ids range from 0 to 2: there are 2 experts"),
+        (tokens(2), [[-1], [0]], 1, 2, "expert_ids range from -1 to 0: there are 2 experts"),
+        (tokens(2), [0, 1], 1, 2, r"expert_ids of shape \(2,\): expected \[tokens, slots\]"),
+        (tokens(2), [[0], [1]], 2, 2, r"expected \[T, H\], \[T, slots\] and \[T, slots\]"),
+        (tokens(2), [[0], [1]], 1, 0, "a mixture of 0 experts: expected at least one"),
+        (tokens(2)[:0], torch.zeros(0, 1, dtype=torch.int64), 1, 2, r"shape \(0, 64\) is empty"),
+        (tokens(2) * torch.inf, [[0], [1]], 1, 2, "holds NaN or Inf"),
     ],
 )
-def test_bad_input_is_named_with_its_rule(x: Tensor, ids: Tensor, weights: Tensor, count: int, message: str) -> None:
+def test_bad_input_is_named_with_its_rule(
+    x: Tensor, ids: list[list[int]] | Tensor, slots: int, count: int, message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        moe.layer(x, ids, weights, experts(count))
+        moe.layer(x, torch.as_tensor(ids), torch.ones(len(x), slots), experts(count))
