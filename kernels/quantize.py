@@ -48,10 +48,12 @@ def quantize(
     granularity: Granularity = "tensor",
     dialect: Dialect = "exact",
     layout: Layout = "linear",
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> PackedNVFP4:
     """Quantise `x` [..., K] (float32, bfloat16, float16; K % 16 == 0), leading dimensions flattened to M.
 
     outer: float32 with 1 (tensor) or M (token) elements; None computes it from amax (exact dialect only).
+    out: packed codes [M, K/2] and scale bytes, contiguous, to write into (a refit keeps its storage).
     Raises ValueError on a bad shape, dtype or outer scale, RuntimeError where no kernel can run.
     """
     rows = as_rows(x)
@@ -59,13 +61,29 @@ def quantize(
     if dialect == "vllm" and outer is None:
         raise ValueError("outer is None: the vllm dialect takes its global scale from the checkpoint")
     scale_shape = scales_shape(rows.shape[0], rows.shape[1], layout)
-    packed = torch.empty(rows.shape[0], rows.shape[1] // 2, dtype=torch.uint8, device=x.device)
-    scales = torch.empty(scale_shape, dtype=torch.uint8, device=x.device)
+    packed, scales = out or (
+        torch.empty(rows.shape[0], rows.shape[1] // 2, dtype=torch.uint8, device=x.device),
+        torch.empty(scale_shape, dtype=torch.uint8, device=x.device),
+    )
+    _check_out(packed, scales, (rows.shape[0], rows.shape[1] // 2), scale_shape)
     in_pass = outer is None and granularity == "token" and rows.shape[1] <= BLOCK * _WIDEST_ROW
     scale = empty_outer(rows, granularity) if in_pass else outer_or_amax(rows, outer, granularity)
     if scales.numel() and rows.shape[1]:
         _launch(rows, packed, scales.view(-1), scale, granularity, dialect, layout, in_pass)
     return PackedNVFP4(packed, scales.view(-1) if layout == "128x4" else scales, scale)
+
+
+def _check_out(packed: Tensor, scales: Tensor, packed_shape: tuple[int, int], scale_shape: tuple[int, int]) -> None:
+    numel = scale_shape[0] * scale_shape[1]
+    if (
+        packed.shape != packed_shape
+        or scales.numel() != numel
+        or not (packed.is_contiguous() and scales.is_contiguous())
+    ):
+        raise ValueError(
+            f"out: packed {tuple(packed.shape)} and scales {tuple(scales.shape)} do not fit"
+            f" {packed_shape} and {scale_shape}, contiguous"
+        )
 
 
 def _launch(

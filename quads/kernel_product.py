@@ -58,13 +58,16 @@ class KernelProduct:
         return gemm.gemm(a, self._prepared, blocks=blocks).to(x.dtype)
 
     def grouped_matmul(self, x: Tensor, ends: Tensor) -> Tensor:
-        a, blocks = self.quantize(x, ends)
-        rows = torch.arange(x.shape[0], dtype=torch.int32, device=x.device)
-        experts = torch.searchsorted(ends, rows, right=True).to(torch.int32)
-        grouping = routing.route(experts.unsqueeze(-1), self._prepared.experts, moe.slot_width(len(x), self._prepared))
-        y = moe.grouped(a, self._prepared, grouping, blocks, swiglu_rows=False)
-        past_the_end = experts >= self._prepared.experts  # rows of no expert are never written
-        return y.masked_fill(past_the_end.unsqueeze(-1), 0).to(x.dtype)
+        y = x.new_zeros(x.shape[0], self._prepared.n)
+        used = x[: int(ends[-1])]  # rows past the end belong to no expert here, and must not take part in a selection
+        if used.shape[0]:
+            a, blocks = self.quantize(used, ends)
+            rows = torch.arange(used.shape[0], dtype=torch.int32, device=x.device)
+            experts = torch.searchsorted(ends, rows, right=True).to(torch.int32)
+            width = moe.slot_width(used.shape[0], self._prepared)
+            grouping = routing.route(experts.unsqueeze(-1), self._prepared.experts, width)
+            y[: used.shape[0]] = moe.grouped(a, self._prepared, grouping, blocks, swiglu_rows=False)
+        return y
 
     def quantize(self, x: Tensor, ends: Tensor) -> tuple[Operand, Tensor | None]:
         """`x` [M, K] with its residual columns, and the K blocks (int32) that they repeat."""

@@ -84,29 +84,36 @@ class PackedWeight:
         return NVFP4Tensor(layout.unpack(self.packed), self.scales, self.outer)
 
 
-def pack(weight: Tensor, recipe: Recipe, outer: Tensor, name: str = "weight") -> PackedWeight:
-    """Quantise and pack `weight` [..., N, K] with `outer`; ValueError names `name` and the rule."""
+def pack(
+    weight: Tensor, recipe: Recipe, outer: Tensor, name: str = "weight", *, into: PackedWeight | None = None
+) -> PackedWeight:
+    """Quantise and pack `weight` [..., N, K] with `outer`, or in place of `into`; ValueError names `name` and the rule.
+
+    On CUDA only the outer scale is looked at for NaN and Inf, by whoever computed it: no wait for the GPU here.
+    """
     weight = weight.detach()
     if weight.is_cuda and weight_dialect(recipe) == EXACT:
-        packed, scales = _pack_on_gpu(weight, outer, name)
+        packed, scales = _pack_on_gpu(weight, outer, into)
     else:
         quantizers.check_input(weight, name)
         q = quantizers.quantize(weight, outer, dialect=weight_dialect(recipe))
         packed, scales = q.packed, q.scales
-    return PackedWeight(name, packed, scales, outer, weight.dtype)
+    if into is None:
+        return PackedWeight(name, packed, scales, outer, weight.dtype)
+    for held, new in ((into.packed, packed), (into.scales, scales), (into.outer, outer)):
+        if held.data_ptr() != new.data_ptr():
+            held.copy_(new)
+    return into
 
 
-def _pack_on_gpu(weight: Tensor, outer: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _pack_on_gpu(weight: Tensor, outer: Tensor, into: PackedWeight | None) -> tuple[Tensor, Tensor]:
     from quads.kernels import quantize
 
-    # amax, and so the outer scale, hands NaN and Inf on: no further pass over the weight.
-    if not bool(outer.isfinite().all()):
-        raise ValueError(f"{name} of shape {tuple(weight.shape)} holds NaN or Inf: refuse to quantise it")
     per_row = outer.ndim > 0
     rows = outer.expand(*weight.shape[:-1], 1).reshape(-1, 1) if per_row else outer
-    q = quantize.quantize(weight, rows, granularity="token" if per_row else "tensor")
-    shape = weight.shape[:-1]
-    return q.packed.reshape(*shape, -1), q.scales.reshape(*shape, -1)
+    out = None if into is None else (into.packed.flatten(0, -2), into.scales.flatten(0, -2))
+    q = quantize.quantize(weight, rows, granularity="token" if per_row else "tensor", out=out)
+    return q.packed.view(*weight.shape[:-1], -1), q.scales.view(*weight.shape[:-1], -1)
 
 
 def fake_quantize(weight: Tensor, recipe: Recipe, outer: Tensor) -> Tensor:

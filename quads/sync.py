@@ -6,7 +6,7 @@ for bit, the trainer's fake-quantised weight with the dequantised weight of a ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from quads import qdq
 from quads.emulation import quantizers
 from quads.emulation.quantizers import NVFP4Tensor
-from quads.qat import FakeQuantizedWeight
+from quads.qat import FakeQuantizedWeight, check_weight
 from quads.qdq import PackedWeight
 from quads.recipes import Recipe, RecipeError
 from quads.sites import Site, find_sites
@@ -24,17 +24,33 @@ class SyncError(ValueError):
     """Trainer and rollout disagree about a weight; the message names the first element with both derivations."""
 
 
-def export_weights(model: nn.Module, recipe: Recipe) -> Iterator[PackedWeight]:
+def export_weights(
+    model: nn.Module, recipe: Recipe, into: Mapping[str, PackedWeight] | None = None
+) -> Iterator[PackedWeight]:
     """Quantise the master weights that `recipe` selects, one at a time, in module order.
 
-    Never more than one weight is held beside the model. RecipeError where the recipe has no NVFP4 weights.
+    Never more than one weight is held beside the model. `into` (an earlier export, say what CUDA graphs captured) is
+    written in place instead. Every weight is looked at before the first is handed over: RecipeError where the recipe
+    has no NVFP4 weights, ValueError naming a weight with NaN or Inf, and then nothing was written.
     """
     if recipe.rollout_weights != "nvfp4":
         raise RecipeError(f"recipe field 'rollout_weights' is '{recipe.rollout_weights}': only nvfp4 exports packed")
-    for site in find_sites(model, recipe):
+    sites = find_sites(model, recipe)
+    outers = [qdq.outer_scale(site, recipe) for site in sites]
+    _refuse_nonfinite(sites, outers)
+    for site, outer in zip(sites, outers, strict=True):
         with torch.no_grad():
-            packed = qdq.pack(qdq.whole(site.weight), recipe, qdq.outer_scale(site, recipe), site.name)
+            held = into[site.name] if into is not None else None
+            packed = qdq.pack(qdq.whole(site.weight), recipe, outer, site.name, into=held)
         yield packed
+
+
+def _refuse_nonfinite(sites: list[Site], outers: list[Tensor]) -> None:
+    """One look at all outer scales, which hand NaN and Inf on: a single wait for a GPU."""
+    finite = torch.stack([outer.isfinite().all() for outer in outers]).tolist()
+    for site, good in zip(sites, finite, strict=True):
+        if not good:
+            check_weight(site)
 
 
 def verify_sync(trainer: nn.Module, recipe: Recipe, rollout: Iterable[PackedWeight]) -> int:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quads.emulation import quantizers
+from quads.emulation import quantizers, reciprocal
 from quads.kernels import quantize as kernel
 
 Launch = Callable[..., Any]
@@ -139,6 +139,22 @@ def test_the_128x4_layout_holds_every_scale_and_zero_padding(launch: Launch, m: 
     assert_same_bytes(got.packed, want.packed, "packed")
 
 
+@pytest.mark.parametrize("granularity", ["tensor", "token"])
+def test_the_vllm_dialect_equals_its_emulation(launch: Launch, granularity: kernel.Granularity) -> None:
+    """On a GPU with the reciprocals measured on an H200; the interpreter's are the correctly rounded ones."""
+    torch.manual_seed(7)
+    x = (torch.randn(33, 176) * torch.exp(2 * torch.randn(33, 1))).bfloat16()
+    x[3], x[4, :16], x[5, 1:16] = 0, -0.0, 0
+    amax = x.float().abs().amax() if granularity == "tensor" else x.float().abs().amax(-1, keepdim=True) + 0.01
+    encode = torch.tensor(2688.0) / amax
+    rcp = reciprocal.NAMED["table" if GPU else "exact"]
+    want = quantizers.trace(x, encode, granularity=granularity, dialect="vllm", rcp=rcp).result
+    got = launch(kernel.quantize, x, encode, granularity=granularity, dialect="vllm")
+    assert_same_bytes(got.scales, want.scales, "scales")
+    assert_same_bytes(got.packed, want.packed, "packed")
+    assert torch.equal(got.outer, encode)
+
+
 @pytest.mark.parametrize(
     ("x", "kwargs", "message"),
     [
@@ -171,3 +187,23 @@ def test_more_than_two_to_the_31_elements() -> None:
     want = quantizers.quantize(x[-5:].cpu())
     assert_same_bytes(got.packed[-5:].cpu(), want.packed, "packed")
     assert_same_bytes(got.scales[-5:].cpu(), want.scales, "scales")
+
+
+def _into_held_storage(x: Tensor, packed: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, bool]:
+    q = kernel.quantize(x, out=(packed, scales))
+    return q.packed, q.scales, q.packed.data_ptr() == packed.data_ptr() and q.scales.data_ptr() == scales.data_ptr()
+
+
+def test_given_storage_is_written_and_returned(launch: Launch) -> None:
+    x = torch.randn(5, 48).bfloat16()
+    held = torch.full((5, 24), 0xAA, dtype=torch.uint8), torch.full((5, 3), 0xAA, dtype=torch.uint8)
+    packed, scales, same = launch(_into_held_storage, x, *held)
+    want = quantizers.quantize(x)
+    assert same
+    assert_same_bytes(packed, want.packed, "packed")
+    assert_same_bytes(scales, want.scales, "scales")
+
+
+def test_storage_of_another_shape_is_refused(launch: Launch) -> None:
+    with pytest.raises(ValueError, match="do not fit"):
+        launch(_into_held_storage, torch.ones(5, 48), torch.zeros(5, 20, dtype=torch.uint8), torch.zeros(5, 3))

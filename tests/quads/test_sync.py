@@ -88,3 +88,29 @@ def test_gate_and_up_sharing_rule_matters() -> None:
 def test_only_nvfp4_weights_export() -> None:
     with pytest.raises(RecipeError, match="'rollout_weights' is 'fp8'"):
         list(export_weights(tiny_model(), recipes.named()["fp8"]))
+
+
+def test_a_refit_writes_into_the_storage_that_is_there() -> None:
+    model = tiny_model()
+    held = {w.name: w for w in export_weights(model, QUADS)}
+    addresses = [t.data_ptr() for w in held.values() for t in (w.packed, w.scales, w.outer)]
+    with torch.no_grad():
+        model.model.layers[0].mlp.experts.down_proj.mul_(1.7)
+    returned = list(export_weights(model, QUADS, into=held))
+    assert [t.data_ptr() for w in returned for t in (w.packed, w.scales, w.outer)] == addresses
+    assert verify_sync(model, QUADS, held.values()) == len(held)
+
+
+def test_a_refit_with_nan_in_the_last_weight_writes_nothing() -> None:
+    model = tiny_model()
+    held = {w.name: w for w in export_weights(model, QUADS)}
+    before = [t.clone() for w in held.values() for t in (w.packed, w.scales, w.outer)]
+    with torch.no_grad():
+        model.model.layers[0].mlp.experts.gate_up_proj.mul_(1.7)
+        model.model.layers[1].mlp.experts.down_proj[3, 0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.down_proj expert 3 holds NaN"):
+        list(export_weights(model, QUADS, into=held))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before, (t for w in held.values() for t in (w.packed, w.scales, w.outer)), strict=True)
+    )
