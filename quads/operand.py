@@ -28,7 +28,7 @@ class Product(Protocol):
 
 
 class OperandWeight(Tensor):
-    """Q(W) as a tensor ([N, K], [experts, N, K], or with the last two swapped) with the `product` that multiplies it."""
+    """Q(W) as a tensor ([N, K], [experts, N, K], or its last two swapped) and the `product` that multiplies it."""
 
     product: Product
     k_last: bool
