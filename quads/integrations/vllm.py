@@ -6,7 +6,7 @@ to choose recipes, refit weights during RL and read log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -30,12 +30,15 @@ def register() -> None:
     transfer.register()
 
 
-def refit(llm: Any, weights: Iterable[tuple[str, Tensor] | PackedWeight]) -> None:
+def refit(
+    llm: Any, weights: Iterable[tuple[str, Tensor] | PackedWeight], checksums: Mapping[str, str] | None = None
+) -> None:
     """Replace weights of a running `vllm.LLM` of this process, in place, all or none; then drop its caches.
 
     `weights`: full-precision tensors under checkpoint names and packed weights (`quads.sync.export_weights`) under the
-    trainer's, in any mixture; layers that it does not name stay. Running requests start over. ValueError, naming the
-    layer, leaves the old weights and caches.
+    trainer's, in any mixture; layers that it does not name stay. Running requests start over.
+    checksums: those of the packed weights, from `checksums` at the sender.
+    ValueError, naming the layer, leaves the old weights and caches.
     """
     from vllm.config import set_current_vllm_config
 
@@ -45,7 +48,7 @@ def refit(llm: Any, weights: Iterable[tuple[str, Tensor] | PackedWeight]) -> Non
 
     def apply(model: Any) -> None:
         with set_current_vllm_config(config), torch.no_grad():
-            apply_update(model, config.model_config, weights)
+            apply_update(model, config.model_config, weights, checksums)
 
     llm.apply_model(apply)
     llm.reset_prefix_cache(reset_running_requests=True)
@@ -56,3 +59,10 @@ def engine_weights(llm: Any) -> list[PackedWeight]:
     from quads.integrations.vllm_plugin.packed import held
 
     return llm.apply_model(lambda model: list(held(model)))[0]
+
+
+def checksums(weights: Iterable[PackedWeight]) -> dict[str, str]:
+    """sha256 of each packed weight, for the receiver to compare: taken by the sender, before any transport."""
+    from quads.integrations.vllm_plugin import packed
+
+    return packed.checksums(weights)

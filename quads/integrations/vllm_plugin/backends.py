@@ -28,7 +28,7 @@ def for_layer(recipe: Recipe, *, grouped: bool, device: str | None = None) -> Ba
     if kind == "cpu":
         return Backend("emulator", "no GPU: exact emulation, for tests and small models")
     if recipe.rollout_weights == "fp8":
-        return Backend("torch fp8", "exact FP8 arithmetic of the baseline; for speed serve with --quantization fp8_per_block")
+        return Backend("torch fp8", "exact arithmetic of the FP8 baseline; for speed serve with fp8_per_block")
     if recipe.rollout_activations == "bf16":
         return Backend("torch bf16", "Q(W) is exact in bf16 values; for speed export and serve with Marlin")
     return _w4a4(grouped)
@@ -47,3 +47,11 @@ def check_available(backend: Backend, layer: str) -> None:
     """CannotRunHereError, naming the layer, where its backend is missing."""
     if backend.missing:
         raise CannotRunHereError(f"{layer} would run on {backend.name}: {backend.missing}")
+
+
+def check_scope(recipe: Recipe, layer: str) -> None:
+    """CannotRunHereError where the fused experts of a GPU cannot select blocks by `recipe`'s scope."""
+    if torch.cuda.is_available() and recipe.rac_ratio > 0 and recipe.rac_scope == "tile":
+        raise CannotRunHereError(
+            f"{layer}: rac_scope 'tile' of fused experts runs on CPU only; use batch, token, static, random or all"
+        )

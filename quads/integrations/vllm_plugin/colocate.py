@@ -51,7 +51,7 @@ def trainer_update(model: nn.Module, recipe: Recipe) -> Iterator[tuple[str, Tens
 
 
 def sync(llm: Any, model: nn.Module, recipe: Recipe, *, verify: bool = True) -> int:
-    """Refit `llm` from `model`; returns the number of weights then proven equal bit for bit (SyncError if one is not)."""
+    """Refit `llm` from `model`; returns how many weights were then proven equal bit for bit, or SyncError."""
     refit(llm, trainer_update(model, recipe))
     if not verify or recipe.rollout_weights != "nvfp4":
         return 0

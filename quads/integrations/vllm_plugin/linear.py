@@ -66,7 +66,9 @@ class QuadsLinearMethod(_CheckpointShaped):
         whole = kwargs.get("input_size") or args[2]
         names.check_k(self.prefix, weight.shape[-1], f" of {whole} on this rank" if whole != weight.shape[-1] else "")
         if self.recipe.weight_block == "16x16" and any(rows % 16 for rows in self.rows):
-            raise RecipeError(f"recipe field 'weight_block' 16x16 does not divide the {self.rows} rows of {self.prefix}")
+            raise RecipeError(
+                f"recipe field 'weight_block' 16x16 does not divide the {self.rows} rows of {self.prefix}"
+            )
         self.key = register_layer(self.prefix, layer)
 
     def process_weights_after_loading(self, layer: Module) -> None:

@@ -15,7 +15,13 @@ from vllm.model_executor.utils import set_weight_attrs
 
 from quads.integrations.vllm_plugin import backends, names, weights
 from quads.integrations.vllm_plugin.port import RefitPort
-from quads.integrations.vllm_plugin.product import LayerProduct, expert_rows, plain_grouped_matmul, register_layer
+from quads.integrations.vllm_plugin.product import (
+    LayerProduct,
+    expert_rows,
+    may_calibrate,
+    plain_grouped_matmul,
+    register_layer,
+)
 from quads.recipes import Recipe, RecipeError
 
 W13, W2 = "w13_weight", "w2_weight"
@@ -108,6 +114,7 @@ class QuadsMoEMethod(_Experts):
 
     def create_weights(self, layer: Module, *args: Any, **kwargs: Any) -> None:
         backends.check_available(self.backend, self.prefix)
+        backends.check_scope(self.recipe, self.prefix)
         super().create_weights(layer, *args, **kwargs)
         for name, site in self.sites.items():
             k = layer._parameters[name].shape[-1]  # type: ignore[union-attr]
@@ -128,7 +135,7 @@ class QuadsMoEMethod(_Experts):
 
     def _derive(self, name: str, weight: Tensor) -> dict[str, Tensor]:
         group = get_tp_group().device_group if self.moe.moe_parallel_config.tp_size > 1 else None
-        return weights.derive(weight, self.recipe, self.sites[name], rows=[], group=group)
+        return weights.derive(weight, self.recipe, self.sites[name], rows=[], interleave=name == W13, group=group)
 
     def _commit(self, layer: Module, name: str) -> Callable[[Tensor], None]:
         def commit(weight: Tensor) -> None:
@@ -136,6 +143,20 @@ class QuadsMoEMethod(_Experts):
             self.products[name].end_of_rollout()
 
         return commit
+
+    def multiply(self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
+        """As the base class; on a GPU through the fused kernels."""
+        if not self.products[W13].on_kernels(x):
+            return super().multiply(layer, x, topk_weights, topk_ids)
+        from quads.integrations.vllm_plugin import device
+
+        for port in self.ports.values():
+            port.check_complete()
+        ids = topk_ids if layer.expert_map is None else layer.expert_map[topk_ids.long()]
+        prepared = (weights.prepared(layer, W13, interleave=True), weights.prepared(layer, W2, interleave=False))
+        k13, k2 = (layer._parameters[name].shape[-1] for name in (W13, W2))
+        rows = (self.products[W13].activations(k13, x.device), self.products[W2].activations(k2, x.device))
+        return device.experts(x, topk_weights, ids, prepared, rows, calibrate=may_calibrate())
 
     def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
         self.ports[name].check_complete()

@@ -6,7 +6,8 @@ scales as they cut the weight: along K by whole bytes and whole blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from quads.emulation import quantizers
 from quads.integrations.vllm_plugin import weights
 from quads.integrations.vllm_plugin.linear import WEIGHT, QuadsLinearMethod
 from quads.integrations.vllm_plugin.moe import W2, W13, QuadsMoEMethod
@@ -48,9 +48,16 @@ def slots(model: nn.Module) -> dict[str, _Slot]:
     return found
 
 
-def load(model: nn.Module, update: list[PackedWeight]) -> None:
-    """Check all of `update`, then write it in place. ValueError names the weight and the rule."""
+def load(model: nn.Module, update: list[PackedWeight], sums: Mapping[str, str] | None = None) -> None:
+    """Check all of `update`, then write it in place. ValueError names the weight and the rule.
+
+    sums: what `checksums` gave where the update was made; a weight that differs from it, or lacks one, is refused.
+    """
     known = slots(model)
+    if sums is not None:
+        for name, digest in checksums(update).items():
+            if sums.get(name) != digest:
+                raise ValueError(f"packed weight {name} differs from its checksum: the update is corrupted")
     given = {weight.name: weight for weight in update}
     for weight in update:
         if weight.name not in known:
@@ -61,7 +68,7 @@ def load(model: nn.Module, update: list[PackedWeight]) -> None:
     for weight in update:
         _write(known[weight.name], weight)
     for slot in {(id(s.layer), s.name): s for name, s in known.items() if name in given}.values():
-        _refresh_value(slot)
+        _refresh(slot)
 
 
 def _check(weight: PackedWeight) -> None:
@@ -73,9 +80,14 @@ def _check(weight: PackedWeight) -> None:
     ):
         if tensor.dtype != dtype:
             raise ValueError(f"packed weight {name}: {field} has dtype {tensor.dtype}, not {dtype}")
-    if weight.packed.shape[:-1] != weight.scales.shape[:-1] or weight.packed.shape[-1] * 2 != weight.scales.shape[-1] * 16:
+    if (
+        weight.packed.shape[:-1] != weight.scales.shape[:-1]
+        or weight.packed.shape[-1] * 2 != weight.scales.shape[-1] * 16
+    ):
         shapes = f"{tuple(weight.packed.shape)} and {tuple(weight.scales.shape)}"
-        raise ValueError(f"packed weight {name}: packed and scales have shapes {shapes}, not [..., K/2] and [..., K/16]")
+        raise ValueError(
+            f"packed weight {name}: packed and scales have shapes {shapes}, not [..., K/2] and [..., K/16]"
+        )
     if bool(((weight.scales & _SIGN) != 0).any() | ((weight.scales & 0x7F) == _NAN).any()):
         raise ValueError(f"packed weight {name}: scales hold a NaN or a negative E4M3 code: the update is corrupted")
     if not bool((weight.outer.isfinite() & (weight.outer > 0)).all()):
@@ -103,7 +115,9 @@ def _shared_outers(known: dict[str, _Slot], given: dict[str, PackedWeight]) -> I
         slot, first = known[there[0]], given[there[0]].outer
         for name in there[1:]:
             if not torch.equal(given[name].outer, first):
-                raise ValueError(f"packed weights {there[0]} and {name} have different outer scales, but share one layer")
+                raise ValueError(
+                    f"packed weights {there[0]} and {name} have different outer scales, but share one layer"
+                )
         yield _Outer(slot, _local_experts(slot, first) if slot.expert else first.reshape(()))
 
 
@@ -132,10 +146,14 @@ def _write_experts(port: Any, target: Parameter, slot: _Slot, tensor: Tensor) ->
             port.load_into(target.data, part.to(target.device), slot.name, shard, expert)
 
 
-def _refresh_value(slot: _Slot) -> None:
-    value = slot.layer._parameters.get(slot.name + weights.VALUE)
-    if value is not None:
-        value.data.copy_(quantizers.dequantize(weights.quantized(slot.layer, slot.name), value.dtype))
+def _refresh(slot: _Slot) -> None:
+    """Compute again what the products read beside the codes, in place."""
+    layer: Any = slot.layer
+    parts = (layer._parameters[slot.name + suffix].data for suffix in (weights.PACKED, weights.SCALE, weights.OUTER))
+    weight = PackedWeight(slot.name, *parts, layer._parameters[slot.name].dtype)
+    recipe = layer.quant_method.recipe
+    for suffix, tensor in weights.computed(weight, recipe, interleave=slot.name == W13).items():
+        layer._parameters[slot.name + suffix].data.copy_(tensor)
 
 
 def held(model: nn.Module) -> Iterator[PackedWeight]:
@@ -158,8 +176,6 @@ def held(model: nn.Module) -> Iterator[PackedWeight]:
 
 def checksums(update: Iterable[PackedWeight]) -> dict[str, str]:
     """sha256 of the bytes of each packed weight: sender and receiver compare them."""
-    import hashlib
-
     result = {}
     for weight in update:
         digest = hashlib.sha256()

@@ -6,7 +6,7 @@ bits for the same rows.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from quads.compensation import BlockSelector
 from quads.integrations.vllm_plugin import weights
 from quads.recipes import Recipe
 
+if TYPE_CHECKING:
+    from quads.integrations.vllm_plugin.device import Activations
+
 
 class LayerProduct:
     """The products of weight `name` of a layer; keeps the layer's RAC selection between calls."""
@@ -27,9 +30,15 @@ class LayerProduct:
     def __init__(self, recipe: Recipe, label: str, name: str, seed: int) -> None:
         self.recipe, self.label, self.name, self.seed = recipe, label, name, seed
         self._selector: BlockSelector | None = None
+        self._activations: Activations | None = None
 
     def matmul(self, layer: Module, x: Tensor) -> Tensor:
         """x [M, K] times the weight [N, K]: [M, N]."""
+        if self.on_kernels(x):
+            from quads.integrations.vllm_plugin import device
+
+            weight = weights.prepared(layer, self.name, interleave=False)
+            return device.matmul(x, weight, self.activations(x.shape[-1], x.device), calibrate=may_calibrate())
         value = layer._parameters.get(self.name + weights.VALUE)
         if self.recipe.rollout_weights == "fp8":
             return rollout.Fp8Product(value.data).matmul(x)  # type: ignore[union-attr]
@@ -46,10 +55,24 @@ class LayerProduct:
             return plain_grouped_matmul(value, x, ends)
         return self._nvfp4(layer, x.shape[-1]).grouped_matmul(_checked(x), ends)
 
+    def on_kernels(self, x: Tensor) -> bool:
+        """Whether rows like `x` go through quads.kernels."""
+        return x.is_cuda and self.recipe.rollout_activations == "nvfp4"
+
+    def activations(self, k: int, device: torch.device) -> Activations:
+        """What quantises the rows on a GPU; made in the first warm-up, kept for the engine's life."""
+        from quads.integrations.vllm_plugin.device import Activations
+
+        if self._activations is None:
+            self._activations = Activations(self.recipe, k, self.seed, device)
+        return self._activations
+
     def end_of_rollout(self) -> None:
         """A refit ends a rollout: a static or random selection grows older."""
         if self._selector is not None:
             self._selector.end_of_rollout()
+        if self._activations is not None and self._activations.list is not None:
+            self._activations.list.end_of_rollout()
 
     def _nvfp4(self, layer: Module, k: int) -> rollout.Nvfp4Product:
         selector = BlockSelector(self.recipe, k, self.seed)
@@ -72,6 +95,11 @@ def plain_grouped_matmul(value: Tensor, x: Tensor, ends: Tensor) -> Tensor:
 def real_run() -> bool:
     """False while vLLM warms up or profiles with dummy tokens, which must not calibrate a static selection."""
     return is_forward_context_available() and get_forward_context().attn_metadata is not None
+
+
+def may_calibrate() -> bool:
+    """Whether a static selection may be taken from this call: real tokens, and not while a CUDA graph is captured."""
+    return real_run() and not torch.cuda.is_current_stream_capturing()
 
 
 def _checked(x: Tensor) -> Tensor:

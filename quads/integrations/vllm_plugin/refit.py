@@ -7,7 +7,7 @@ the whole update is checked, and any error puts everything back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -61,9 +61,12 @@ def _aside(tensor: Tensor) -> Tensor:
     return torch.empty_like(tensor.data, device="cpu", pin_memory=tensor.is_cuda).copy_(tensor.data)
 
 
-def apply_update(model: nn.Module, model_config: Any, update: Iterable[Update]) -> None:
+def apply_update(
+    model: nn.Module, model_config: Any, update: Iterable[Update], checksums: Mapping[str, str] | None = None
+) -> None:
     """Load full-precision tensors (checkpoint names) and packed weights (trainer names), in any mixture and number.
 
+    checksums: those of the packed weights, from `packed.checksums` at the sender.
     Layers that the update does not name keep their weights. RefitError or ValueError, naming the layer, for a
     fused layer that is only partly there, NaN or Inf, a wrong shape or name, or a corrupted packed weight.
     """
@@ -74,12 +77,14 @@ def apply_update(model: nn.Module, model_config: Any, update: Iterable[Update]) 
         model.load_weights(_full_precision(update, codes))  # type: ignore[operator]
         check_complete(model)
         finalize_layerwise_reload(model, model_config)
-        packed.load(model, codes)
+        packed.load(model, codes, checksums)
         check_finite(model)
     except BaseException as error:
         before.restore()
         if isinstance(error, (KeyError, AttributeError, AssertionError, RuntimeError)):
-            raise RefitError(f"weight update refused, old weights kept: {str(error) or type(error).__name__}") from error
+            raise RefitError(
+                f"weight update refused, old weights kept: {str(error) or type(error).__name__}"
+            ) from error
         raise
 
 
@@ -99,7 +104,9 @@ def check_complete(model: nn.Module) -> None:
         info = get_layerwise_info(module)
         total = info.load_numel_total
         if total is not None and 0 < info.load_numel < total:
-            raise RefitError(f"weight update holds {info.load_numel} of the {total} elements of {name}: send all of them")
+            raise RefitError(
+                f"weight update holds {info.load_numel} of the {total} elements of {name}: send all of them"
+            )
 
 
 def check_finite(model: nn.Module) -> None:

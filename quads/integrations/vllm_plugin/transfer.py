@@ -45,10 +45,14 @@ class LocalInit(WeightTransferInitInfo):
 
 @dataclass
 class LocalUpdate(WeightTransferUpdateInfo):
-    """One part of an update: `weights` of this process ((name, tensor) or PackedWeight), or the folder `path`."""
+    """One part of an update: `weights` of this process ((name, tensor) or PackedWeight), or the folder `path`.
+
+    checksums: see `quads.integrations.vllm.checksums`; once given, every packed weight of the update must have one.
+    """
 
     weights: list[Any] = field(default_factory=list)
     path: str = ""
+    checksums: dict[str, str] = field(default_factory=dict)
 
 
 class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
@@ -72,7 +76,8 @@ class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
         parts, self._parts = self._parts, []
         if not parts:
             raise RefitError("weight update is empty: nothing was sent between start and finish")
-        refit.apply_update(self.model, self.model_config, _items(parts))
+        sums = {name: digest for part in parts for name, digest in part.checksums.items()}
+        refit.apply_update(self.model, self.model_config, _items(parts), sums or None)
 
     def shutdown(self) -> None:
         self._parts = []

@@ -7,6 +7,8 @@ so vLLM's layerwise reload copies new values into the storages that the graphs c
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
@@ -15,12 +17,19 @@ from quads import qdq
 from quads.emulation import layout, quantizers
 from quads.emulation.quantizers import NVFP4Tensor
 from quads.integrations.vllm_plugin.port import RefitPort
+from quads.qdq import PackedWeight
 from quads.recipes import Recipe
 
 PACKED, SCALE, OUTER, VALUE = "_packed", "_scale", "_outer", "_value"
+_ORDERED = {"codes": "_ordered_codes", "scales": "_ordered_scales", "outer": "_ordered_outer"}
+
+if TYPE_CHECKING:
+    from quads.kernels.prepack import PreparedWeight
 
 
-def derive(weight: Tensor, recipe: Recipe, name: str, *, rows: list[int], group: object = None) -> dict[str, Tensor]:
+def derive(
+    weight: Tensor, recipe: Recipe, name: str, *, rows: list[int], interleave: bool = False, group: object = None
+) -> dict[str, Tensor]:
     """The tensors to keep of `weight` [N, K] or [experts, N, K], by suffix; ValueError names `name` (NaN, bad K).
 
     `rows` are the row counts of the fused parts. `group`: the process group over which the weight is sharded; its
@@ -32,10 +41,33 @@ def derive(weight: Tensor, recipe: Recipe, name: str, *, rows: list[int], group:
         return {VALUE: torch.cat([qdq.fp8_weight(part) for part in parts], dim=-2)}
     outer = qdq.outer_from_amax(_amax(weight, group), recipe)
     packed = qdq.pack(weight, recipe, outer, name)
-    kept = {PACKED: packed.packed, SCALE: packed.scales, OUTER: packed.outer}
+    return {PACKED: packed.packed, SCALE: packed.scales, OUTER: packed.outer} | computed(packed, recipe, interleave)
+
+
+def computed(packed: PackedWeight, recipe: Recipe, interleave: bool) -> dict[str, Tensor]:
+    """What the products read beside the codes: values for unquantised activations; on a GPU the kernels' order.
+
+    interleave: the rows are a gate half and an up half.
+    """
     if recipe.rollout_activations == "bf16":
-        kept[VALUE] = quantizers.dequantize(packed.quantized, weight.dtype)
-    return kept
+        return {VALUE: quantizers.dequantize(packed.quantized, packed.dtype)}
+    if not packed.packed.is_cuda:
+        return {}
+    from quads.kernels import gemm
+
+    ordered = gemm.prepare_weight(packed, interleave=interleave)
+    return {suffix: getattr(ordered, part) for part, suffix in _ORDERED.items()}
+
+
+def prepared(layer: Module, name: str, interleave: bool) -> PreparedWeight:
+    """The weight `name` of `layer` as the kernels take it: views of registered parameters."""
+    from quads.kernels.prepack import HopperWeight, NativeWeight
+
+    codes, scales, outer = (layer._parameters[name + suffix].data for suffix in _ORDERED.values())  # type: ignore[union-attr]
+    if codes.ndim == 3:
+        return NativeWeight(codes, scales, outer)
+    n, k = layer._parameters[name].shape[-2:]  # type: ignore[union-attr]
+    return HopperWeight(codes, scales, outer, n, k, interleave)
 
 
 def _amax(weight: Tensor, group: object) -> Tensor:

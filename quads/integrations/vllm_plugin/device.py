@@ -1,0 +1,119 @@
+"""Activations and products of one layer on a GPU, through quads.kernels; nothing here waits for the device.
+
+CUDA graphs replay what was captured, so whatever may change between replays lives in a buffer: the block list of a
+`static` or `random` selection is written in place. `batch` is chosen by the kernels at every call. Where rows choose
+for themselves (`token`, `tile`), the residual is spread to its own columns and all blocks are multiplied.
+A graph pads a batch to a captured size: the padding rows take part in a `batch` selection, as any row does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quads.emulation.quantizers import BLOCK
+from quads.kernels import compensate, gemm, moe
+from quads.kernels.compensate import RacOperand
+from quads.kernels.prepack import PreparedWeight, Quantized
+from quads.kernels.quantize import quantize
+from quads.recipes import Recipe
+
+_LISTED = ("static", "random", "all")
+
+
+class BlockList:
+    """The compensated blocks of a layer whose scope shares one list over calls: int32 [S], ascending, in place."""
+
+    def __init__(self, recipe: Recipe, k: int, seed: int, device: torch.device) -> None:
+        self.recipe, self.total, self.seed = recipe, k // BLOCK, seed
+        self.blocks = torch.arange(recipe.rac_blocks(k), dtype=torch.int32, device=device)
+        self.chosen = recipe.rac_scope != "static"
+        self._age = 0
+        self._draw()
+
+    def calibrate(self, blocks: Tensor) -> None:
+        """Keep `blocks` until the selection is refreshed."""
+        self.blocks.copy_(blocks)
+        self.chosen = True
+
+    def end_of_rollout(self) -> None:
+        """Count a rollout; after `rac_refresh` of them a static list is chosen anew and a random one drawn anew."""
+        self._age += 1
+        if self._age >= self.recipe.rac_refresh:
+            self._age, self.seed = 0, self.seed + 1_000_003
+            self.chosen = self.recipe.rac_scope != "static"
+            self._draw()
+
+    def _draw(self) -> None:
+        if self.recipe.rac_scope == "random":
+            drawn = torch.randperm(self.total, generator=torch.Generator().manual_seed(self.seed))
+            self.blocks.copy_(drawn[: self.blocks.numel()].sort().values)
+
+
+class Activations:
+    """Quantises rows for one weight of K = `k` under a recipe, residual columns appended."""
+
+    def __init__(self, recipe: Recipe, k: int, seed: int, device: torch.device) -> None:
+        self.recipe, self.k, self.count = recipe, k, recipe.rac_blocks(k)
+        listed = self.count and recipe.rac_scope in _LISTED
+        self.list = BlockList(recipe, k, seed, device) if listed else None
+        self.every = torch.arange(k // BLOCK, dtype=torch.int32, device=device)
+
+    def operand(self, x: Tensor, *, calibrate: bool = False) -> tuple[Quantized, Tensor | None]:
+        """(quantised [M, K + extra], blocks that the extra columns repeat); `calibrate` may choose a static list."""
+        granularity: Any = self.recipe.activation_outer
+        if self.count == 0:
+            return quantize(x, granularity=granularity), None
+        if self.list is None:
+            q = compensate.quantize_rac(x, self.count, self.recipe.rac_scope, granularity=granularity)  # type: ignore[arg-type]
+            return (q, q.blocks) if self.recipe.rac_scope == "batch" else (self._spread(q), self.every)
+        if calibrate and not self.list.chosen:
+            q = compensate.quantize_rac(x, self.count, "batch", granularity=granularity)
+            self.list.calibrate(q.blocks)
+            return q, self.list.blocks
+        q = compensate.quantize_rac(x, self.count, "static", granularity=granularity, static_blocks=self.list.blocks)
+        return q, self.list.blocks
+
+    def _spread(self, q: RacOperand) -> RacOperand:
+        """Residual columns of rows that chose differently, each at its own block, zero elsewhere."""
+        rows, blocks = q.packed.shape[0], self.k // BLOCK
+        shared = compensate.TILE_ROWS if self.recipe.rac_scope == "tile" else 1
+        lists = q.blocks.repeat_interleave(shared, dim=0)[:rows].long()
+        codes = q.packed.unflatten(1, (-1, BLOCK // 2))
+        wide = torch.zeros_like(codes[:, :blocks])
+        wide.scatter_(1, lists.unsqueeze(-1).expand(-1, -1, BLOCK // 2), codes[:, blocks:])
+        scales = torch.zeros_like(q.scales[:, :blocks]).scatter_(1, lists, q.scales[:, blocks:])
+        packed = torch.cat([codes[:, :blocks], wide], dim=1).flatten(1)
+        return RacOperand(packed, torch.cat([q.scales[:, :blocks], scales], dim=1), q.outer, self.every)
+
+
+def matmul(x: Tensor, weight: PreparedWeight, activations: Activations, *, calibrate: bool = False) -> Tensor:
+    """x [M, K] times the weight [N, K] in the dtype of `x`: [M, N]."""
+    q, blocks = activations.operand(x, calibrate=calibrate)
+    out = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
+    return gemm.gemm(q, weight, blocks=blocks, out_dtype=out).to(x.dtype)
+
+
+def experts(
+    x: Tensor,
+    topk_weights: Tensor,
+    topk_ids: Tensor,
+    prepared: tuple[PreparedWeight, PreparedWeight],
+    activations: tuple[Activations, Activations],
+    *,
+    calibrate: bool = False,
+) -> Tensor:
+    """A routed SwiGLU layer; ids outside the local experts (negative) give nothing."""
+    unrouted = (topk_ids < 0).reshape(-1, 1)
+
+    def quantize_h(h: Tensor) -> tuple[Quantized, Tensor | None]:
+        # Rows of experts on other ranks are never written: they must not decide a shared selection.
+        return activations[1].operand(h.masked_fill(unrouted, 0.0), calibrate=calibrate)
+
+    def quantize_x(rows: Tensor) -> tuple[Quantized, Tensor | None]:
+        return activations[0].operand(rows, calibrate=calibrate)
+
+    y = moe.moe(x.bfloat16(), topk_ids, topk_weights, *prepared, quantize_x=quantize_x, quantize_h=quantize_h)
+    return y.to(x.dtype)
