@@ -3,8 +3,8 @@
     ModelOpt             weight          weight_scale  weight_scale_2       input_scale          multipliers amax/2688
     compressed-tensors   weight_packed   weight_scale  weight_global_scale  input_global_scale   divisors 2688/amax, [1]
 Packed codes and block scales are the same bytes; only names and the direction of the two outer scales differ.
-fl(1 / fl(1 / x)) != x for a sixth of all floats, so inverting is not bit-neutral: `to_divisor` picks a divisor whose
-inverse is the multiplier where one exists among the neighbours, and says where none does.
+fl(1 / fl(1 / x)) != x for 1,439,258 of 2^23 significands, and then no other float32 divisor inverts to x either: a
+conversion keeps every code and block scale, but not always the last bit of an outer scale.
 
 Fused layers (w13, qkv) carry one outer scale for shards that were quantised under their own. Taking one scale for
 all rescales the others (a public fault of several engines); `merge_shards` keeps every shard's scale, and folds the
@@ -51,13 +51,8 @@ class Layer:
 
 
 def to_divisor(multiplier: Tensor) -> Tensor:
-    """float32 d: fl(1 / multiplier), or the neighbour of it with fl(1 / d) = `multiplier` where only that exists."""
-    first = 1.0 / multiplier.float()
-    best = first
-    for direction in (torch.inf, -torch.inf):
-        neighbour = torch.nextafter(first, torch.full_like(first, direction))
-        best = torch.where((1.0 / best != multiplier) & (1.0 / neighbour == multiplier), neighbour, best)
-    return best
+    """fl(1 / multiplier), float32: of all divisors the one whose inverse is nearest to the multiplier."""
+    return 1.0 / multiplier.float()
 
 
 def to_multiplier(divisor: Tensor) -> Tensor:

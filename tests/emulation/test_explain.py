@@ -34,17 +34,18 @@ def test_an_explanation_is_what_quantize_does(x: Tensor) -> None:
 
 
 def test_dialects_that_disagree_are_exactly_those_that_quantise_otherwise() -> None:
-    values = [0.005950927734375, 0.00217, -0.00099]
+    values = [0.005950927734375, 0.00217, -0.00099, -0.0]
     e = explain_block(values, "vllm_kernel", amax=2.03125, dtype=torch.bfloat16)
     found = {d.dialect: d for d in e.disagreements}
     x = torch.zeros(2, 16, dtype=torch.bfloat16)
-    x[0, :3], x[1, 0] = torch.tensor(values), 2.03125
+    x[0, :4], x[1, 0] = torch.tensor(values), 2.03125
     for name, d in dialects.named().items():
         if d.tile == "16x16" or d.granularity == "token":
             continue
         q = quantize(x, dialect=d)
-        same = (int(q.scales[0, 0]), tuple(q.codes[0, :3].tolist())) == (e.scale, e.codes)
+        same = (int(q.scales[0, 0]), tuple(q.codes[0, :4].tolist())) == (e.scale, e.codes)
         assert same == (name not in found), name
+    assert found["modelopt"].elements == (3,) and not found["modelopt"].scale_differs
     assert found["te"].scale_differs and found["te"].scale == 0x3B and e.scale == 0x3A
 
 
