@@ -13,6 +13,7 @@ import types
 import zipfile
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ def _te_reference_module() -> types.ModuleType:
     The wheel is read, not installed: accelerate and transformers stop importing beside an installed one without CUDA.
     """
     wheel = os.environ.get("QUADS_TE_WHEEL")
-    if not wheel:
+    if not wheel or not Path(wheel).is_file():
         pytest.skip("needs QUADS_TE_WHEEL, the path of a wheel (pip download --no-deps transformer-engine==2.20.2)")
     gemm, base = types.ModuleType("gemm"), types.ModuleType("quantized_tensor")
     vars(gemm).update(MMParams=object, GEMMType=types.SimpleNamespace(FPROP=0))
