@@ -1,7 +1,8 @@
 """The W4A4 product y = cast(fl(acc * fl(outer_a * outer_b))), acc = sum over K of (code * block scale) products.
 
-Three ways, by chip and number of tokens (`choose`, which can be asked):
+Four ways, by chip and number of tokens (`choose`, which can be asked):
     decode    Hopper, few tokens: both operands decoded in registers, mma.sync (CUDA C++ through NVRTC)
+    wide      Hopper, some tens of tokens: activations decoded once for a thread block, wgmma (likewise)
     prefill   Hopper, many tokens: both operands decoded to bfloat16 once (exact), wgmma, alpha in the epilogue
     native    FP4 tensor cores (Triton dot_scaled); its portable twin runs in Triton's interpreter and on older chips
 RAC: columns of `a` past K repeat the K blocks of 16 named by `blocks`; no way stores the weight's columns twice.
@@ -10,6 +11,7 @@ Order of K (which FP32 results depend on, in their last bits): NOTES-gemm.md.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -17,8 +19,9 @@ from torch import Tensor
 
 from quads.emulation.quantizers import BLOCK
 from quads.kernels import support
-from quads.kernels.gemm_details import hopper, native, nvrtc
+from quads.kernels.gemm_details import hopper, native, nvrtc, wide
 from quads.kernels.prepack import (
+    TILE,
     HopperWeight,
     NativeWeight,
     PreparedWeight,
@@ -27,8 +30,9 @@ from quads.kernels.prepack import (
     prepare_native,
 )
 
-Way = Literal["decode", "prefill", "native"]
-DECODE_TOKENS = 128  # at most; above, decoding once to bfloat16 is faster on the H200 (NOTES-gemm.md)
+Way = Literal["decode", "wide", "prefill", "native"]
+DECODE_TOKENS = 192  # at most; above, decoding once to bfloat16 is faster on the H200 (NOTES-gemm.md)
+_PROCESSORS = 132
 
 
 def gemm(
@@ -54,9 +58,14 @@ def gemm(
     if isinstance(weight, NativeWeight):
         tile = native.tile_for(native.family(), a.packed.shape[0])
         return native.product(a, weight, tile, blocks=blocks, out_dtype=out_dtype)
-    if choose(a.packed.shape[0], weight) == "decode":
-        plan = decode_plan(a.packed.shape[0], weight, residual=blocks is not None)
+    tokens, residual = a.packed.shape[0], blocks is not None
+    way = choose(tokens, weight, residual=residual)
+    if way == "decode":
+        plan = decode_plan(tokens, weight)
         return hopper.decode(a, weight, plan, blocks=blocks, out_dtype=out_dtype)
+    if way == "wide":
+        plan_of_groups = wide_plan(tokens, weight, residual=residual)
+        return wide.wide(a, weight, plan_of_groups, blocks=blocks, out_dtype=out_dtype)
     return _prefill(a, weight, blocks, out_dtype)
 
 
@@ -72,21 +81,33 @@ def prepare_weight(b: Quantized, *, interleave: bool = False, out: PreparedWeigh
     return prepare_native(b, halves=interleave, out=out)
 
 
-def choose(tokens: int, weight: PreparedWeight) -> Way:
-    """The way that `gemm` takes for `tokens` rows of activations."""
+def choose(tokens: int, weight: PreparedWeight, *, residual: bool = False) -> Way:
+    """The way that `gemm` takes for `tokens` rows of activations, with RAC's columns or without."""
     if isinstance(weight, NativeWeight):
         return "native"
-    return "decode" if tokens <= DECODE_TOKENS else "prefill"
+    if tokens <= (16 if residual else 32):
+        return "decode"
+    return "wide" if tokens <= DECODE_TOKENS else "prefill"
 
 
-def decode_plan(tokens: int, weight: HopperWeight, *, residual: bool) -> hopper.Plan:
+def decode_plan(tokens: int, weight: HopperWeight) -> hopper.Plan:
     """Thread-block shape of the decode kernel, from measurements on the H200 (NOTES-gemm.md)."""
-    width = next((t for t in (8, 16, 32) if tokens <= t), 32 if residual else 64)
+    width = next((t for t in (8, 16) if tokens <= t), 32)
     chunks = -(-weight.k // 64)
     warps = min(16 if width <= 16 else 8, 1 << (chunks - 1).bit_length())
     tiles = weight.codes.shape[1] * -(-tokens // width)
-    splits = max(1, min(132 // tiles, chunks // (2 * warps)))
-    return hopper.Plan(tokens=width, k_warps=warps, stages=2 if width <= 16 else 4, run=1, splits=splits)
+    splits = max(1, min(_PROCESSORS // tiles, chunks // (2 * warps)))
+    return hopper.Plan(tokens=width, k_warps=warps, stages=2 if width == 16 else 3, run=1, splits=splits)
+
+
+def wide_plan(tokens: int, weight: HopperWeight, *, residual: bool) -> wide.WidePlan:
+    """Thread-block shape of the wgmma kernel, from measurements on the H200 (NOTES-gemm.md)."""
+    width = 32 if tokens <= 32 else 64
+    groups = 1 if residual or width == 32 else 2
+    plan = wide.WidePlan(tokens=width, row_groups=4 // groups, k_groups=groups, stages=4 if groups == 1 else 3)
+    thread_blocks = -(-weight.codes.shape[1] * TILE // plan.rows) * -(-tokens // width)
+    steps = -(-weight.k // 128)
+    return replace(plan, splits=max(1, min(_PROCESSORS // thread_blocks, steps // groups, 8)))
 
 
 def _prefill(a: Quantized, weight: HopperWeight, blocks: Tensor | None, out_dtype: torch.dtype) -> Tensor:

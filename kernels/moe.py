@@ -20,6 +20,8 @@ from quads.kernels.moe_details import routing
 from quads.kernels.moe_details.swiglu import swiglu
 from quads.kernels.prepack import HopperWeight, PreparedWeight, Quantized
 
+_MANY_TILES = 8 * 132  # thread blocks enough to fill an H200 several times
+
 # Quantises rows [M, K] and says which K blocks the columns past K repeat: int32 [S], [experts, S], or None.
 Quantizer = Callable[[Tensor], tuple[Quantized, Tensor | None]]
 
@@ -64,11 +66,10 @@ def moe(
 
 
 def slot_width(pairs: int, weight: PreparedWeight) -> int:
-    """Rows of one block: near the mean rows of an expert, within what the kernel offers."""
+    """Rows of one block: at least the mean rows of an expert, within what the kernel offers."""
     if not isinstance(weight, HopperWeight):
         return native.tile_for(native.family(), 1).tokens
-    mean = pairs / weight.experts
-    return next((w for w in (8, 16, 32) if mean <= 0.75 * w), 64)
+    return next((w for w in (8, 16, 32) if pairs <= w * weight.experts), 64)
 
 
 def grouped(
@@ -77,18 +78,24 @@ def grouped(
     """One grouped product: each routed row of `a` times its expert's weight, [rows_out, N] (or N/2 after SwiGLU)."""
     width = grouping.slots.numel() // grouping.groups.numel()
     if isinstance(weight, HopperWeight):
-        plan = grouped_plan(width, weight, residual=blocks is not None)
+        plan = grouped_plan(width, weight, grouping.groups.numel())
         return hopper.decode(a, weight, plan, blocks=blocks, grouping=grouping, swiglu=swiglu_rows)
     tile = replace(native.tile_for(native.family(), 1), tokens=width)
     y = native.product(a, weight, tile, blocks=blocks, grouping=grouping)
     return swiglu(y) if swiglu_rows else y
 
 
-def grouped_plan(width: int, weight: HopperWeight, *, residual: bool) -> hopper.Plan:
-    """Thread-block shape of the grouped decode kernel: small blocks, several on one multiprocessor."""
+def grouped_plan(width: int, weight: HopperWeight, blocks: int) -> hopper.Plan:
+    """Thread-block shape of the grouped decode kernel for `blocks` blocks of rows (NOTES-gemm.md).
+
+    Few blocks: four warps share K, so that the work covers the chip. Many: each warp has its own 64 rows and all of K.
+    """
     chunks = -(-weight.k // 64)
-    warps = min(8, 1 << (chunks - 1).bit_length())
-    return hopper.Plan(tokens=width, k_warps=warps, stages=3, run=1, min_blocks=2 if width <= 16 else 1)
+    many = blocks * weight.codes.shape[1] >= _MANY_TILES
+    k_warps = 1 if many else min(4, 1 << (chunks - 1).bit_length())
+    row_warps = 4 if many else 2
+    resident = {8: 4, 16: 3}.get(width, 1) if many else {8: 2, 16: 1}.get(width, 1)
+    return hopper.Plan(tokens=width, k_warps=k_warps, row_warps=row_warps, stages=3, run=1, min_blocks=resident)
 
 
 def _check(x: Tensor, ids: Tensor, weights: Tensor, w13: PreparedWeight, w2: PreparedWeight) -> None:

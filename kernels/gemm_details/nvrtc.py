@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-_DEFAULT_SHARED = 48 * 1024
+_DEFAULT_SHARED = 32 * 1024  # 48 KiB less room for static shared memory
 
 
 class Kernel:

@@ -1,0 +1,141 @@
+"""The Triton product, compiled here for chips that are not here: native FP4, no spill, within the chip's limits."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from quads.kernels.crosscompile import Job, Report, compile_jobs
+from quads.kernels.gemm_details import native
+
+pytest.importorskip("triton")
+KERNEL = "quads.kernels.gemm_details.native_jit:scaled_product"
+MMA = {
+    "sm_100": ("tcgen05.mma", "kind::mxf4nvf4", "scale_vec::4X"),
+    "sm_120": ("mma.sync", "m16n8k64", "mxf4nvf4", "4X", "ue4m3"),
+}
+FAMILY = {"sm_100a": "sm_100", "sm_103a": "sm_100", "sm_120a": "sm_120"}
+K = 8192
+RECORD = Path(__file__).parents[2] / "docs" / "results" / "kernels-modelled" / "gemm.json"
+SIGNATURE = {
+    "x_codes": "*u8", "x_scales": "*u8", "x_outer": "*fp32", "w_codes": "*u8", "w_scales": "*u8", "w_outer": "*fp32",
+    "blocks": "*i32", "out": "*bf16", "slots": "*i32", "groups": "*i32",
+    **dict.fromkeys(("rows", "n", "k_blocks", "extra", "token_blocks", "experts", "slot_share"), "i32"),
+}  # fmt: skip
+ALIGNED = (*(name for name, kind in SIGNATURE.items() if kind.startswith("*")), "n", "k_blocks")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel that a chip must run: tokens of the call, RAC's repeated blocks, grouped or dense."""
+
+    chip: str
+    tokens: int
+    extra: int = 0
+    grouped: bool = False
+
+    @property
+    def tile(self) -> native.Tile:
+        return native.tile_for(FAMILY[self.chip], self.tokens)
+
+    def job(self) -> Job:
+        constants = {**self.tile.constants(), **native.steps(self.tile, K // 16, self.extra)}
+        flags = {"PERSISTENT": True, "SPECIALIZE": False, "GROUPED": self.grouped, "SELECTED": False}
+        return Job(
+            kernel=KERNEL,
+            chip=self.chip,
+            signature=SIGNATURE,
+            divisible=ALIGNED,
+            constants={**constants, **flags, "HALVES": self.grouped, "OUTER_PER_ROW": True},
+            options={"num_warps": self.tile.warps, "num_stages": self.tile.stages},
+        )
+
+
+CASES = [
+    *(Case(chip, tokens, extra) for chip in ("sm_100a", "sm_120a") for tokens in (16, 4096) for extra in (0, 256)),
+    *(Case(chip, 16, 0, grouped=True) for chip in FAMILY),
+    Case("sm_103a", 4096),
+]
+
+
+@cache
+def reports() -> dict[Case, Report]:
+    return dict(zip(CASES, compile_jobs([case.job() for case in CASES]), strict=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_product_is_native_and_fits_the_chip(case: Case) -> None:
+    report = reports()[case]
+    assert report.problems() == []
+    loops = 2 if case.extra else 1
+    assert report.count(*MMA[FAMILY[case.chip]]) >= loops * multiplies(case), report.ptx_opcodes
+
+
+def multiplies(case: Case) -> int:
+    """Native instructions of one step of K, for one warp where warps share them (sm_120)."""
+    tile = case.tile
+    k_steps = tile.blocks * 16 // 64
+    if FAMILY[case.chip] == "sm_100":
+        return k_steps
+    return k_steps * (tile.tokens // 8) * (tile.rows // 16) // tile.warps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chip", ["sm_100a", "sm_103a"])
+def test_weights_and_their_scales_come_through_tma(chip: str) -> None:
+    report = reports()[Case(chip, 16, 0, grouped=True)]
+    assert report.count("cp.async.bulk.tensor.2d") > 0
+    assert report.count("cp.async.bulk.tensor.5d") > 0
+
+
+@pytest.mark.slow
+def test_too_few_rows_for_the_first_operand_are_caught() -> None:
+    """The check can fail: without the swap, 16 tokens do not compile to a native product on sm_100."""
+    case = Case("sm_100a", 16)
+    job = case.job()
+    [report] = compile_jobs([Job(**{**job.__dict__, "constants": {**job.constants, "SWAP": False}})])
+    assert report.problems() or report.count(*MMA["sm_100"]) == 0
+
+
+@pytest.mark.slow
+def test_the_published_record_is_what_the_compiler_says() -> None:
+    recorded = {
+        (row["chip"], row["tokens"], row["extra"], row["grouped"]): row
+        for row in json.loads(RECORD.read_text())["rows"]
+    }
+    for case, report in reports().items():
+        row = recorded[(case.chip, case.tokens, case.extra, case.grouped)]
+        assert row["native_mma_instructions"] == report.count(*MMA[FAMILY[case.chip]])
+        assert (row["shared_bytes"], row["tmem_columns"]) == (report.shared_bytes, report.tmem_columns)
+
+
+def record() -> None:
+    """Write docs/results/kernels-modelled/gemm.json: python -c 'from tests... import record' is not needed by CI."""
+    rows = []
+    for case, report in reports().items():
+        tile, per_step = case.tile, case.tile.blocks * 16
+        rows.append({
+            "chip": case.chip, "tokens": case.tokens, "extra": case.extra, "grouped": case.grouped,
+            "tile_tokens": tile.tokens, "tile_rows": tile.rows, "k_per_step": per_step, "swap": tile.swap,
+            "tma": tile.tma, "stages": tile.stages, "warps": tile.warps, "registers": report.registers,
+            "spill_bytes": report.spill_bytes, "shared_bytes": report.shared_bytes, "tmem_columns": report.tmem_columns,
+            "native_mma_instructions": report.count(*MMA[FAMILY[case.chip]]), "native_mma_per_step": multiplies(case),
+            "weight_bytes_per_step": tile.rows * per_step * 9 // 16,
+            "token_bytes_per_step": tile.tokens * per_step * 9 // 16,
+        })  # fmt: skip
+    RECORD.parent.mkdir(parents=True, exist_ok=True)
+    head = {
+        "label": "modelled: read from code compiled by Triton 3.6.0 for chips that are not here; nothing was run",
+        "command": "python tests/kernels/test_blackwell_gemm.py",
+        "k": K,
+    }
+    RECORD.write_text(json.dumps({**head, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    record()
