@@ -9,6 +9,7 @@ blocks: [Q(X), Q(R_S)] [Q(W), Q(W)_S]^T. Sources: numerics of CUTLASS, vLLM, Fla
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +24,15 @@ NVFP4 = mma.model("nvfp4")
 
 @dataclass(frozen=True)
 class Prepared:
-    """A quantised matrix [rows, K] decoded once for many products; `prepare` makes it."""
+    """A quantised matrix [rows, K] checked, padded and, on a CPU, decoded once for many products; see `prepare`."""
 
     q: NVFP4Tensor
-    decoded: exact_chain.Decoded
+    operand: mma.Operand
+    decoded: exact_chain.Decoded | None
 
 
 def prepare(q: NVFP4Tensor) -> Prepared:
-    """Decode `q` (codes [rows, K], K a multiple of 16), to be used in many calls of `matmul` (a weight, say).
+    """Ready `q` (codes [rows, K], K a multiple of 16) for many calls of `matmul` (a weight, say).
 
     Raises ValueError on a shape that is not two-dimensional, empty, or whose scales do not match.
     """
@@ -38,7 +40,12 @@ def prepare(q: NVFP4Tensor) -> Prepared:
     mma.check_operands(operand, operand, NVFP4)
     if q.codes.ndim != 2:
         raise ValueError(f"codes of shape {tuple(q.codes.shape)}: expected [rows, K]")
-    return Prepared(q, exact_chain.decode(exact_chain.padded(operand)))
+    return _ready(q, exact_chain.padded(operand))
+
+
+def _ready(q: NVFP4Tensor, operand: mma.Operand) -> Prepared:
+    on_gpu = operand.codes.is_cuda and importlib.util.find_spec("triton") is not None
+    return Prepared(q, operand, None if on_gpu else exact_chain.decode(operand))
 
 
 def matmul(
@@ -51,13 +58,21 @@ def matmul(
     a, b = (x if isinstance(x, Prepared) else prepare(x) for x in (a, b))
     if a.q.codes.shape[-1] != b.q.codes.shape[-1]:
         raise ValueError(f"K differs: a has {a.q.codes.shape[-1]}, b has {b.q.codes.shape[-1]}")
-    if split_k == 1:
-        return exact_chain.chain(a.decoded, b.decoded, model)
-    parts = [exact_chain.chain(x, y, model) for x, y in _split(a.decoded, b.decoded, split_k)]
+    if (model.scale, model.group, model.output) != (NVFP4.scale, NVFP4.group, NVFP4.output):
+        raise ValueError(f"model {model.name} is no variant of nvfp4: use mma.chain")
+    parts = [_chain(x, y, model) for x, y in _split(a, b, split_k)]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def _chain(a: Prepared, b: Prepared, model: mma.Model) -> Tensor:
+    if a.decoded is not None and b.decoded is not None:
+        return exact_chain.chain(a.decoded, b.decoded, model)
+    from quads.emulation import chain_gpu
+
+    return chain_gpu.chain(a.operand, b.operand, model)
 
 
 def matmul_wgmma(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
@@ -71,13 +86,19 @@ def matmul_wgmma(a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     return mma.chain(x, y, mma.model(name), bits).view(torch.float32)
 
 
-def _split(a: exact_chain.Decoded, b: exact_chain.Decoded, split_k: int) -> list[tuple[exact_chain.Decoded, ...]]:
-    steps = a.values.shape[-1] // exact_chain.STEP
+def _split(a: Prepared, b: Prepared, split_k: int) -> list[tuple[Prepared, Prepared]]:
+    k = a.operand.codes.shape[-1]
+    steps = k // exact_chain.STEP
     if not 1 <= split_k <= steps:
         raise ValueError(f"split_k = {split_k} is not between 1 and the {steps} steps of 64 in K")
+    if split_k == 1:
+        return [(a, b)]
     share = -(-steps // split_k) * exact_chain.STEP
-    ranges = [(start, min(start + share, a.values.shape[-1])) for start in range(0, a.values.shape[-1], share)]
-    return [tuple(exact_chain.decode(x.operand.chunk(*r, BLOCK)) for x in (a, b)) for r in ranges]
+    return [(_columns(a, i, min(i + share, k)), _columns(b, i, min(i + share, k))) for i in range(0, k, share)]
+
+
+def _columns(x: Prepared, start: int, stop: int) -> Prepared:
+    return _ready(x.q, x.operand.chunk(start, stop, BLOCK))
 
 
 def epilogue(acc: Tensor, alpha: Tensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:

@@ -38,7 +38,7 @@ class Expert:
 
 @dataclass(frozen=True)
 class Order:
-    """rows: int64 [P], the flat (token * slots + slot) index of each sorted pair; ends: rows up to each expert's end."""
+    """rows: int64 [P], the flat index (token * slots + slot) of each sorted pair; ends: rows up to an expert's end."""
 
     rows: Tensor
     ends: list[int]
@@ -114,8 +114,8 @@ def layer(
     order = sort_pairs(expert_ids, len(experts))
     if expert_weights.shape != expert_ids.shape or len(x) != len(expert_ids):
         raise ValueError(
-            f"x {tuple(x.shape)}, expert_ids {tuple(expert_ids.shape)} and expert_weights {tuple(expert_weights.shape)}: "
-            "expected [T, H], [T, slots] and [T, slots]"
+            f"x {tuple(x.shape)}, expert_ids {tuple(expert_ids.shape)} and "
+            f"expert_weights {tuple(expert_weights.shape)}: expected [T, H], [T, slots] and [T, slots]"
         )
     slots = expert_ids.shape[1]
     tokens, groups = order.rows // slots, order.groups()

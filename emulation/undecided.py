@@ -41,9 +41,14 @@ def not_established_matmul(a: NVFP4Tensor, b: NVFP4Tensor, model: mma.Model = ge
     """The same for the accumulator of `gemm.matmul`, at its speed."""
     chosen = gemm.matmul(a, b, model=model)
     found = {rule: _differs(gemm.matmul(a, b, model=other), chosen) for rule, other in variants(model).items()}
-    reversed_a, reversed_b = (descending(exact_chain.padded(mma.Operand(x.codes, x.scales)), model) for x in (a, b))
-    turned = exact_chain.chain(exact_chain.decode(reversed_a), exact_chain.decode(reversed_b), model)
-    return found | {DESCENDING: _differs(turned, chosen)}
+    turned = (_turned(x, model) for x in (a, b))
+    return found | {DESCENDING: _differs(gemm.matmul(*turned, model=model), chosen)}
+
+
+def _turned(q: NVFP4Tensor, model: mma.Model) -> NVFP4Tensor:
+    operand = descending(exact_chain.padded(mma.Operand(q.codes, q.scales)), model)
+    assert operand.scales is not None
+    return NVFP4Tensor(operand.codes, operand.scales, q.outer)
 
 
 def _differs(x: Tensor, y: Tensor) -> Tensor:

@@ -40,8 +40,12 @@ def slow(a: NVFP4Tensor, b: NVFP4Tensor, model: mma.Model = NVFP4) -> Tensor:
     return mma.chain(mma.Operand(a.codes, a.scales), mma.Operand(b.codes, b.scales), model)
 
 
+def decoded(q: NVFP4Tensor) -> exact_chain.Decoded:
+    return exact_chain.decode(exact_chain.padded(mma.Operand(q.codes, q.scales)))
+
+
 def ratio(a: NVFP4Tensor, b: NVFP4Tensor) -> tuple[float, float]:
-    x, y = gemm.prepare(a).decoded, gemm.prepare(b).decoded
+    x, y = decoded(a), decoded(b)
     return (
         math.log2(float(x.norm_ratio.amax() * y.norm_ratio.amax())) + UNIT,
         math.log2(float(x.ratio.amax() * y.ratio.amax())) + UNIT,
@@ -86,16 +90,16 @@ def test_matmul_follows_a_changed_rule_as_the_step_model_does(change: dict) -> N
 def test_doubtful_steps_are_found_where_bits_would_change() -> None:
     """The checked path without its settling differs: what `_settle` repairs is real."""
     a, b = raw(128, 2048, 17), raw(128, 2048, 18)
-    x, y = gemm.prepare(a).decoded, gemm.prepare(b).decoded
+    x, y = decoded(a), decoded(b)
     masked = exact_chain._lossless_chain(x, y, NVFP4)
     assert not torch.equal(bits(masked), bits(gemm.matmul(a, b)))
 
 
 def test_values_beyond_float64_go_to_the_step_model() -> None:
     a, b = raw(2, 64, 19, 0x78, 0x7E), raw(3, 64, 20, 0x78, 0x7E)
-    x = gemm.prepare(a).decoded
+    x = decoded(a)
     wide = exact_chain.Decoded(x.operand, x.values, x.live, x.exponent, x.norm_ratio, x.ratio * 2.0**60, x.nan)
-    assert torch.equal(bits(exact_chain.chain(wide, gemm.prepare(b).decoded, NVFP4)), slow(a, b))
+    assert torch.equal(bits(exact_chain.chain(wide, decoded(b), NVFP4)), slow(a, b))
 
 
 def test_a_nan_scale_makes_its_row_and_column_nan_and_nothing_else() -> None:
@@ -229,6 +233,11 @@ GOOD = raw(2, 64, 0)
 def test_bad_matrices_are_named_with_their_rule(codes: Tensor, scales: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gemm.matmul(NVFP4Tensor(codes, scales, torch.tensor(1.0)), GOOD)
+
+
+def test_a_model_of_other_scales_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model mxf4 is no variant of nvfp4: use mma.chain"):
+        gemm.matmul(GOOD, GOOD, model=mma.model("mxf4"))
 
 
 @pytest.mark.parametrize("split_k", [0, 3])

@@ -1,6 +1,6 @@
 """Make hardware words of Hopper's tensor-core instructions, compare them with quads.emulation.mma, keep a fixture.
 
-Run on an H200 from the repository root:  PYTHONPATH=. python tests/hardware/hopper_words.py OUTPUT_FOLDER
+Run on an H200 from the repository root:  PYTHONPATH=. python tests/hardware/hopper_words.py OUTPUT_FOLDER [NAMES]
 Needs nvcc. Two kinds of input, A, B and C alike: `raw` random bits, and `window` (random signs and mantissas,
 exponents within a few binades of 1, one value in sixteen zero), where more terms meet. Prints the words compared and
 the mismatches.
@@ -137,8 +137,8 @@ def compare(library: ctypes.CDLL, name: str, kind: str, seed: int) -> tuple[int,
     return total, wrong, finite, [x[: KEPT[instruction.rows]].cpu() for x in words]
 
 
-def main(folder: Path) -> None:
-    """Compare every instruction and write its fixture."""
+def main(folder: Path, names: list[str]) -> None:
+    """Compare the named instructions, or all, and write their fixtures."""
     driver = subprocess.run(
         ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True
     ).stdout.strip()
@@ -146,6 +146,8 @@ def main(folder: Path) -> None:
     library = build(folder)
     print(f"{torch.cuda.get_device_name()}, driver {driver}, {SOURCE.name} sha256 {digest[:16]}")
     for index, (name, instruction) in enumerate(INSTRUCTIONS.items()):
+        if names and name not in names:
+            continue
         kept: dict[str, Tensor] = {}
         metadata = {
             "chip": torch.cuda.get_device_name(),
@@ -163,4 +165,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])
