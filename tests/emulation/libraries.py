@@ -102,7 +102,7 @@ def _te_reference_module() -> types.ModuleType:
     """reference_nvfp4.py out of the published wheel, on its own: the package's __init__ loads a CUDA library.
 
     Only its imports are stood in for: the base class `Quantizer` (keeps two flags) and the GEMM helper (not called).
-    The wheel is read, not installed: accelerate and transformers stop importing beside an installed one without CUDA.
+    The wheel is read, not installed: transformers stops importing beside an installed one without CUDA.
     """
     wheel = os.environ.get("QUADS_TE_WHEEL")
     if not wheel or not Path(wheel).is_file():

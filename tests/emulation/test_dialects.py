@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -251,3 +253,15 @@ def test_an_unknown_name_field_or_value_is_refused_with_the_nearest() -> None:
 def test_a_dialect_that_weighs_errors_by_amax_takes_no_outer_scale() -> None:
     with pytest.raises(ValueError, match="'fouroversix_mse' weighs its error by amax"):
         quantize(torch.ones(1, 16), torch.tensor(1.0), dialect="fouroversix_mse")
+
+
+def test_the_page_on_dialects_lists_each_one_under_its_evidence() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "dialects.md").read_text("utf-8")
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    listed = {name: row[3].strip() for row in rows for name in re.findall("`([a-z0-9_]+)`", row[1])}
+    assert listed == {name: d.evidence for name, d in dialects.named().items()}
+
+
+@pytest.mark.parametrize("name", ["modelopt", "torchao_two_level"])
+def test_a_zero_tensor_has_nan_scales_where_amax_is_not_guarded(name: str) -> None:
+    assert (quantize(torch.zeros(1, 16), dialect=name).scales & 0x7F).item() == 0x7F
