@@ -21,26 +21,28 @@ QUADS = recipes.named()["quads"]
 WORLD = 2
 
 
-def _worker(rank: int, kind: str, port: int, folder: str) -> None:
+def _worker(rank: int, kind: str, device: str, port: int, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD)
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", rank=rank, world_size=WORLD)
     try:
-        torch.save(_step(kind, rank), Path(folder) / f"{rank}.pt")
+        torch.save(_step(kind, rank, device), Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 
 
-def _step(kind: str, rank: int) -> dict[str, torch.Tensor]:
+def _step(kind: str, rank: int, device: str = "cpu") -> dict[str, torch.Tensor]:
     """One forward and backward on this rank's sequence; what the comparison needs, on rank 0 and 1."""
-    model = tiny_model().train()
+    model = tiny_model().to(device).train()
     prepare_qat(model, QUADS)
     sites = find_sites(model, QUADS)
     wrapped: torch.nn.Module = model
     if kind == "ddp":
         wrapped = DistributedDataParallel(model, find_unused_parameters=True)
     elif kind == "fsdp":
-        mesh = dist.init_device_mesh("cpu", (WORLD,))
+        mesh = dist.init_device_mesh(device, (WORLD,))
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -50,23 +52,26 @@ def _step(kind: str, rank: int) -> dict[str, torch.Tensor]:
         seen["value"] = module.gate_up_proj.detach()
 
     handle = sites[0].module.register_forward_hook(keep_value)
-    batch = tokens(WORLD, 12)[rank : rank + 1] if kind != "single" else tokens(WORLD, 12)
+    batch = (tokens(WORLD, 12)[rank : rank + 1] if kind != "single" else tokens(WORLD, 12)).to(device)
     out = wrapped(batch, labels=batch)
     out.loss.backward()
     handle.remove()
     grad = sites[0].parameter.grad
     full = grad.full_tensor() if hasattr(grad, "full_tensor") else grad
-    return {"value": seen["value"], "grad": full, "loss": out.loss.detach()}
+    return {"value": seen["value"].cpu(), "grad": full.cpu(), "loss": out.loss.detach().cpu()}
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_compute_what_one_does(kind: str, tmp_path: Path) -> None:
+def test_two_processes_compute_what_one_does(kind: str, device: str, tmp_path: Path) -> None:
+    if device == "cuda" and torch.cuda.device_count() < WORLD:
+        pytest.skip(f"needs {WORLD} GPUs for NCCL; found {torch.cuda.device_count()}")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_worker, args=(kind, port, str(tmp_path)), nprocs=WORLD)
+    mp.spawn(_worker, args=(kind, device, port, str(tmp_path)), nprocs=WORLD)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
-    alone = _step("single", 0)
+    alone = _step("single", 0, device)
     for rank in ranks:
         assert torch.equal(rank["value"], alone["value"])  # Q(W) of the whole weight, not of a shard
         # The mean over two sequences: only the order of the sum over tokens differs.
