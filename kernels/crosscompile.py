@@ -125,17 +125,34 @@ def compile_jobs(jobs: Sequence[Job], *, timeout_s: float = 600.0) -> list[Repor
     return [Report(**fields) for fields in json.loads(worker.stdout.splitlines()[-1])]
 
 
-def _compile_in_child(job: Job) -> Report:
-    """Fork, compile, and read the report back; an abort of the child is the report's error."""
-    with tempfile.NamedTemporaryFile("r", suffix=".json") as answer:
-        child = os.fork()
-        if child == 0:
-            _child(job, answer.name)
-        _, status = os.waitpid(child, 0)
-        text = answer.read()
-    if not text:
-        return Report(chip=job.chip, error=f"the compiler died (exit status {os.waitstatus_to_exitcode(status)})")
-    return Report(**json.loads(text))
+def _compile_in_children(jobs: list[Job]) -> list[Report]:
+    """Fork a child for each job, one a core at a time; an abort of a child is its report's error."""
+    running: dict[int, tuple[int, str]] = {}
+    reports: dict[int, Report] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for index, job in enumerate(jobs):
+            if len(running) >= (os.cpu_count() or 1):
+                _collect(running, jobs, reports)
+            answer = os.path.join(folder, f"{index}.json")
+            child = os.fork()
+            if child == 0:
+                _child(job, answer)
+            running[child] = (index, answer)
+        while running:
+            _collect(running, jobs, reports)
+    return [reports[index] for index in range(len(jobs))]
+
+
+def _collect(running: dict[int, tuple[int, str]], jobs: list[Job], reports: dict[int, Report]) -> None:
+    """Wait for one child and read its report."""
+    child, status = os.wait()
+    index, answer = running.pop(child)
+    if os.path.exists(answer):
+        with open(answer) as file:
+            reports[index] = Report(**json.load(file))
+    else:
+        reason = f"the compiler died (exit status {os.waitstatus_to_exitcode(status)})"
+        reports[index] = Report(chip=jobs[index].chip, error=reason)
 
 
 def _child(job: Job, answer: str) -> None:
@@ -143,8 +160,9 @@ def _child(job: Job, answer: str) -> None:
         report = _compile(job)
     except Exception as error:
         report = Report(chip=job.chip, error=_reason(error))
-    with open(answer, "w") as file:
+    with open(f"{answer}.part", "w") as file:
         json.dump(dataclasses.asdict(report), file)
+    os.replace(f"{answer}.part", answer)
     os._exit(0)
 
 
@@ -230,9 +248,10 @@ def _sass_opcodes(sass: str) -> dict[str, int]:
 
 def main() -> None:
     """Worker: jobs as JSON on standard input, reports as one JSON line on standard output."""
+    import triton  # noqa: F401  once, before the children are forked
+
     jobs = [Job(**{**fields, "divisible": tuple(fields["divisible"])}) for fields in json.load(sys.stdin)]
-    reports = [dataclasses.asdict(_compile_in_child(job)) for job in jobs]
-    print(json.dumps(reports))
+    print(json.dumps([dataclasses.asdict(report) for report in _compile_in_children(jobs)]))
 
 
 if __name__ == "__main__":

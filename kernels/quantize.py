@@ -4,7 +4,7 @@ Dialects
     exact   g = outer;  s = e4m3_sat(fl(fl(v / 6) / g));  code = e2m1_sat(fl(x / fl(s * g)))
     vllm    G = outer, the encode direction (2688 / amax); s = e4m3_sat(fl(G * fl(v * rcp(6))));
             code = e2m1_sat(fl(x * rcp(fl(s * rcp(G))))) and 0 where s = 0, with rcp = rcp.approx.ftz.f32
-            (the interpreter takes the correctly rounded reciprocal instead)
+            (the interpreter takes the correctly rounded reciprocal instead); the emulator's `vllm_kernel`
 v is the block's max |x|. A block whose scale is 0 gets codes 0 with the sign kept. NaN and Inf are not looked for
 (that would wait for the GPU); their codes are unspecified. Layouts: `linear` [M, K/16], or the 128x4 swizzle of
 cuBLASLt and CUTLASS, flat, whose padding is written as zero bytes.

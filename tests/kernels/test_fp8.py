@@ -82,7 +82,7 @@ def test_no_rows(launch: Launch) -> None:
 
 
 def test_bad_input_is_refused_in_one_line(launch: Launch) -> None:
-    with pytest.raises(ValueError, match="x has dtype torch.int32"):
+    with pytest.raises(ValueError, match=r"x has dtype torch\.int32"):
         launch(kernel.quantize_activation, torch.ones(2, 128, dtype=torch.int32))
     with pytest.raises(ValueError, match=r"w of shape \(2, 2, 128\)"):
         launch(kernel.quantize_weight, torch.ones(2, 2, 128))

@@ -148,7 +148,7 @@ def test_the_vllm_dialect_equals_its_emulation(launch: Launch, granularity: kern
     amax = x.float().abs().amax() if granularity == "tensor" else x.float().abs().amax(-1, keepdim=True) + 0.01
     encode = torch.tensor(2688.0) / amax
     rcp = reciprocal.NAMED["table" if GPU else "exact"]
-    want = quantizers.trace(x, encode, granularity=granularity, dialect="vllm", rcp=rcp).result
+    want = quantizers.trace(x, encode, granularity=granularity, dialect="vllm_kernel", rcp=rcp).result
     got = launch(kernel.quantize, x, encode, granularity=granularity, dialect="vllm")
     assert_same_bytes(got.scales, want.scales, "scales")
     assert_same_bytes(got.packed, want.packed, "packed")
