@@ -17,12 +17,13 @@ from quads.integrations.vllm import engine_weights, refit
 from quads.qdq import PackedWeight
 from quads.recipes import Recipe
 from quads.sites import candidates
+from quads.state import master_state
 from quads.sync import export_weights, verify_sync
 
 
 def engine_folder(model: Any, recipe: Recipe, out: Path, *, tokenizer: Any = None, seed: int = 0) -> Path:
     """Write `model` (and `tokenizer`) to `out` with a config that serves it under `recipe`."""
-    model.save_pretrained(out)
+    model.save_pretrained(out, state_dict=dict(master_state(model)))
     if tokenizer is not None:
         tokenizer.save_pretrained(out)
     config = json.loads((out / "config.json").read_text("utf-8"))

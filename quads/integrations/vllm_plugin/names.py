@@ -35,9 +35,8 @@ def selected(recipe: Recipe, sites: tuple[str, ...], layer: str) -> bool:
         return False
     if len(chosen) < len(sites):
         left = next(site for site in sites if site not in chosen)
-        raise RecipeError(
-            f"recipe field 'modules' selects {chosen[0]} but not {left}: vLLM multiplies both as {layer}; select all or none"
-        )
+        fused = f"vLLM fuses both into {layer}, select all or none"
+        raise RecipeError(f"recipe field 'modules' selects {chosen[0]} but not {left}: {fused}")
     return True
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Parameter
 
+from quads.emulation.quantizers import BLOCK
 from quads.integrations.vllm_plugin import weights
 from quads.integrations.vllm_plugin.linear import WEIGHT, QuadsLinearMethod
 from quads.integrations.vllm_plugin.moe import W2, W13, QuadsMoEMethod
@@ -22,6 +23,7 @@ from quads.sync import PackedWeight
 
 _SHARD_IDS: dict[int, tuple[Any, ...]] = {1: (None,), 2: (0, 1), 3: ("q", "k", "v")}
 _NAN, _SIGN = 0x7F, 0x80
+_STORED = (weights.PACKED, weights.SCALE, weights.OUTER)
 
 
 @dataclass(frozen=True)
@@ -80,14 +82,9 @@ def _check(weight: PackedWeight) -> None:
     ):
         if tensor.dtype != dtype:
             raise ValueError(f"packed weight {name}: {field} has dtype {tensor.dtype}, not {dtype}")
-    if (
-        weight.packed.shape[:-1] != weight.scales.shape[:-1]
-        or weight.packed.shape[-1] * 2 != weight.scales.shape[-1] * 16
-    ):
+    if weight.packed.shape != (*weight.scales.shape[:-1], weight.scales.shape[-1] * BLOCK // 2):
         shapes = f"{tuple(weight.packed.shape)} and {tuple(weight.scales.shape)}"
-        raise ValueError(
-            f"packed weight {name}: packed and scales have shapes {shapes}, not [..., K/2] and [..., K/16]"
-        )
+        raise ValueError(f"packed weight {name}: packed [..., K/2] and scales [..., K/16] have shapes {shapes}")
     if bool(((weight.scales & _SIGN) != 0).any() | ((weight.scales & 0x7F) == _NAN).any()):
         raise ValueError(f"packed weight {name}: scales hold a NaN or a negative E4M3 code: the update is corrupted")
     if not bool((weight.outer.isfinite() & (weight.outer > 0)).all()):
@@ -115,9 +112,7 @@ def _shared_outers(known: dict[str, _Slot], given: dict[str, PackedWeight]) -> I
         slot, first = known[there[0]], given[there[0]].outer
         for name in there[1:]:
             if not torch.equal(given[name].outer, first):
-                raise ValueError(
-                    f"packed weights {there[0]} and {name} have different outer scales, but share one layer"
-                )
+                raise ValueError(f"packed weights {there[0]} and {name} of one layer have different outer scales")
         yield _Outer(slot, _local_experts(slot, first) if slot.expert else first.reshape(()))
 
 
@@ -149,8 +144,8 @@ def _write_experts(port: Any, target: Parameter, slot: _Slot, tensor: Tensor) ->
 def _refresh(slot: _Slot) -> None:
     """Compute again what the products read beside the codes, in place."""
     layer: Any = slot.layer
-    parts = (layer._parameters[slot.name + suffix].data for suffix in (weights.PACKED, weights.SCALE, weights.OUTER))
-    weight = PackedWeight(slot.name, *parts, layer._parameters[slot.name].dtype)
+    codes, scales, outer = (layer._parameters[slot.name + suffix].data for suffix in _STORED)
+    weight = PackedWeight(slot.name, codes, scales, outer, layer._parameters[slot.name].dtype)
     recipe = layer.quant_method.recipe
     for suffix, tensor in weights.computed(weight, recipe, interleave=slot.name == W13).items():
         layer._parameters[slot.name + suffix].data.copy_(tensor)
@@ -166,12 +161,11 @@ def held(model: nn.Module) -> Iterator[PackedWeight]:
         method = layer.quant_method
         if getattr(layer, "tp_size", 1) > 1 or (slot.expert and (layer.use_ep or layer.moe_config.tp_size > 1)):
             raise RuntimeError(f"{site} is sharded: compare engine weights with tensor_parallel_size=1")
-        parts = [layer._parameters[slot.name + suffix].data for suffix in (weights.PACKED, weights.SCALE)]
+        codes, scales, outer = (layer._parameters[slot.name + suffix].data for suffix in _STORED)
         if not slot.expert:
             index = method.sites.index(site)
-            parts = [part.split(method.rows, dim=0)[index] for part in parts]
-        outer = layer._parameters[slot.name + weights.OUTER].data
-        yield PackedWeight(site, *parts, outer, layer._parameters[slot.name].dtype)
+            codes, scales = (part.split(method.rows, dim=0)[index] for part in (codes, scales))
+        yield PackedWeight(site, codes, scales, outer, layer._parameters[slot.name].dtype)
 
 
 def checksums(update: Iterable[PackedWeight]) -> dict[str, str]:

@@ -98,7 +98,7 @@ def _items(parts: list[LocalUpdate]) -> Iterator[Update]:
         yield from part.weights
         for file in sorted(Path(part.path).glob("*.safetensors")) if part.path else []:
             with safe_open(file, "pt") as shard:
-                for key in shard.keys():  # noqa: SIM118: a safetensors handle is no mapping
+                for key in shard.keys():  # noqa: SIM118 (a handle is no mapping)
                     yield key, shard.get_tensor(key)
 
 
