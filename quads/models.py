@@ -156,6 +156,6 @@ def _one_line(path: Path) -> Iterator[None]:
         yield
     except ModelError:
         raise
-    except (OSError, ValueError, KeyError, IndexError, RuntimeError, ImportError) as error:
+    except Exception as error:  # a damaged file surfaces as anything, struct.error included
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ModelError(f"{path} cannot be loaded: {lines[0] if lines else type(error).__name__}") from error

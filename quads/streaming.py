@@ -4,10 +4,12 @@ The model is built without storage ("meta"); embeddings, final norm and head are
 layer i and lets it go again. A layer-wise attribution (quads.attribution.layerwise) then never holds more than
 
     embeddings + final norm + head
-  + 3 x one decoder layer       (master, codes, Q(W): each in the checkpoint's dtype)
-  + one weight in float32, three times          (temporaries of its quantisation)
-  + tokens x hidden x variants                  (hidden states)
-  + 1024 x vocabulary x 10 bytes                (logits of one step)
+  + 3 x one decoder layer                    (master, codes, Q(W): each in the checkpoint's dtype)
+  + 64 bytes x the largest [N, K] matrix     (temporaries of its quantisation; of one expert where they are fused)
+  + variants x tokens x hidden               (states, in the checkpoint's dtype)
+  + 10 bytes x 1024 x vocabulary             (logits of one step)
+
+of which the first line is there before, and the rest while it runs.
 
 Checkpoints store experts one by one (`experts.3.gate_proj.weight`); transformers >= 5 fuses them (`gate_up_proj`
 [experts, 2 N, K]). Both are read.

@@ -36,24 +36,29 @@ class SiteWeights:
         self.master = _experts(site.weight.detach())
 
     @cached_property
-    def _quantized(self) -> quantizers.NVFP4Tensor:
-        outer = qdq.outer_scale(self.site, self.recipe)
-        return qdq.pack(self.site.weight, self.recipe, outer, self.site.name).quantized
-
-    @cached_property
     def outer(self) -> Tensor:
         """Outer scale of each expert, float32 [experts]."""
-        return self._quantized.outer.reshape(-1).expand(self.master.shape[0])
+        return qdq.outer_scale(self.site, self.recipe).reshape(-1).expand(self.master.shape[0])
 
-    @cached_property
+    @property
     def codes(self) -> Tensor:
         """code * block scale in the master's dtype: six significant bits, so exact in bfloat16."""
-        return _experts(quantizers.unscaled(self._quantized).to(self.master.dtype))
+        return self._quantized[0]
 
-    @cached_property
+    @property
     def value(self) -> Tensor:
         """Q(W) in the master's dtype: what a QAT trainer multiplies by."""
-        return _experts(quantizers.dequantize(self._quantized, self.master.dtype))
+        return self._quantized[1]
+
+    @cached_property
+    def _quantized(self) -> tuple[Tensor, Tensor]:
+        """Expert by expert: quantising needs some 64 bytes an element for a moment, a layer of experts has billions."""
+        codes, values = torch.empty_like(self.master), torch.empty_like(self.master)
+        for expert, weight in enumerate(self.master):
+            q = qdq.pack(weight, self.recipe, self.outer[expert], self.site.name).quantized
+            codes[expert] = quantizers.unscaled(q)
+            values[expert] = quantizers.dequantize(q, values.dtype)
+        return codes, values
 
 
 def _experts(weight: Tensor) -> Tensor:
