@@ -103,7 +103,7 @@ def step_overhead(tokens: int, pairs: int) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
 
-    for index in (0, 1, 0, 1, 0, 1):
+    for index in (0, 1) * 5:
         step(index)
     times = [[milliseconds(lambda i=i: step(i)) for i in order] for order in ((0, 1), (1, 0)) * (pairs // 2)]
     plain = [pair[0] if n % 2 == 0 else pair[1] for n, pair in enumerate(times)]
@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=40)
     options = parser.parse_args()
     check_bytes()
     copy = copy_bandwidth()
@@ -160,7 +160,7 @@ def main() -> None:
         "refit": refit(layers=8, repeats=10, copy=copy),
     }
     torch.cuda.empty_cache()
-    result["step"] = [step_overhead(tokens, options.pairs) for tokens in (options.tokens, 4 * options.tokens)]
+    result["step"] = [step_overhead(tokens, options.pairs) for tokens in (options.tokens, 2 * options.tokens)]
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "qat.json").write_text(json.dumps(result, indent=1))
     print(json.dumps(result, indent=1))
