@@ -23,7 +23,6 @@ from quads.compare.checkpoint import load_state, save_state
 from quads.compare.config import CompareConfig, CompareError, digest
 from quads.compare.policy import Policy, accuracy
 from quads.compare.records import Record, Records
-from quads.errors import CannotRunHereError
 from quads.integrations.trl import QuadsRollout
 from quads.qat import prepare_qat
 from quads.recipes import Recipe
@@ -130,8 +129,9 @@ def _drop_unfinished(arm: Arm, runs: Records, evals: Records, done: int, say: Ca
     if dropped:
         say(f"{arm.label}: {dropped} records were newer than the checkpoint: dropped, they are computed again")
     have = sorted(record["step"] for record in runs.read() if arm.owns(record))
-    if have != list(range(1, done + 1)):
-        raise CompareError(f"{runs.path} lacks records of {arm.label} before step {done}: choose another --out")
+    measured = {record["step"] for record in evals.read() if arm.owns(record)}
+    if have != list(range(1, done + 1)) or (done and 0 not in measured):
+        raise CompareError(f"{arm.config.out} lacks records of {arm.label} before step {done}: choose another --out")
     if done:
         say(f"{arm.label}: resumed after step {done}")
 
@@ -194,7 +194,9 @@ class _Recorder(TrainerCallback):
 
 
 def _trainer(arm: Arm, policy: Policy, learner: _Learner) -> Any:
-    trl, datasets = _libraries()
+    import datasets
+    import trl
+
     config, first = arm.config, learner.rollout.round
     stream = islice(policy.task.train(arm.seed), first * config.prompts, config.steps * config.prompts)
     problems = list(stream)
@@ -206,7 +208,7 @@ def _trainer(arm: Arm, policy: Policy, learner: _Learner) -> Any:
     return trl.GRPOTrainer(
         model=learner.model,
         reward_funcs=reward,
-        args=_arguments(trl, arm, config.steps - first),
+        args=_arguments(arm, config.steps - first),
         train_dataset=datasets.Dataset.from_dict(rows),
         processing_class=policy.tokenizer,
         rollout_func=learner.rollout,
@@ -214,7 +216,9 @@ def _trainer(arm: Arm, policy: Policy, learner: _Learner) -> Any:
     )
 
 
-def _arguments(trl: Any, arm: Arm, steps: int) -> Any:
+def _arguments(arm: Arm, steps: int) -> Any:
+    import trl
+
     config = arm.config
     return trl.GRPOConfig(
         output_dir=str(arm.folder),
@@ -243,15 +247,6 @@ def _arguments(trl: Any, arm: Arm, steps: int) -> Any:
         seed=arm.seed,
         dataloader_pin_memory=False,
     )
-
-
-def _libraries() -> tuple[Any, Any]:
-    try:
-        import datasets
-        import trl
-    except ImportError as error:
-        raise CannotRunHereError(f"quads compare needs {error.name}: python -m pip install 'quads[rl]'") from None
-    return trl, datasets
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class CompareConfig:
     seeds: tuple[int, ...] = field(
         default=(0,), metadata={"help": "Each gives prompts, their order and the sampling noise of every arm."}
     )
-    steps: int = field(default=40, metadata={"help": "GRPO steps; one is one rollout and its minibatches."})
+    steps: int = field(default=60, metadata={"help": "GRPO steps; one is one rollout and its minibatches."})
     task: str = field(
         default="chain_sum", metadata={"help": "reasoning-gym task; one other than chain_sum needs --model."}
     )

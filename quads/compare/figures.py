@@ -53,7 +53,14 @@ def figures(runs: list[Record], evals: list[Record]) -> Iterator[Figure]:
             key.replace("/", "-"),
             f"Gap over steps: {title} |log p trainer − log p rollout|",
             "Same tokens, same weights, before the step's update. Logarithmic axis.",
-            {"yaxis": {"type": "log", "title": {"text": f"{title} |Δ log p|"}, "exponentformat": "power"}},
+            {
+                "yaxis": {
+                    "type": "log",
+                    "title": {"text": f"{title} |Δ log p|"},
+                    "exponentformat": "power",
+                    "automargin": True,
+                }
+            },
         )
     yield _bars(runs)
 
@@ -101,5 +108,6 @@ _LAYOUT: dict[str, Any] = {
     "template": "none",
     "margin": {"l": 70, "r": 20, "t": 20, "b": 50},
     "hovermode": "x unified",
+    "showlegend": True,
     "legend": {"orientation": "h", "y": 1.12},
 }

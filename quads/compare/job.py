@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from quads import provenance
+from quads import models, provenance
 from quads.compare import report, table
 from quads.compare.arm import Arm, run_arm
 from quads.compare.config import CompareConfig, CompareError, differences
@@ -21,6 +22,7 @@ from quads.compare.policy import Policy, load_policy
 from quads.compare.records import Records, write_json
 from quads.compare.start import StartConfig
 from quads.compare.summary import Numbers, learned, summarize
+from quads.errors import CannotRunHereError
 
 
 def run(config: CompareConfig, console: Console | None = None) -> Numbers:
@@ -32,7 +34,10 @@ def run(config: CompareConfig, console: Console | None = None) -> Numbers:
     console = console or Console(stderr=True)
     arms = [Arm(config, recipe, seed) for seed in config.seeds for recipe in config.recipes()]
     torch.set_num_threads(config.threads)
+    _check_packages()
     _check_folder(config)
+    if config.model:
+        models.check_folder(Path(config.model))
     _claim(config)
     try:
         with _bars(console) as bars:
@@ -87,6 +92,13 @@ def _start(config: CompareConfig, bars: Progress) -> Policy:
     policy = load_policy(config, on_step)
     bars.update(bar, completed=1, total=1, description=f"start {policy.source}")
     return policy
+
+
+def _check_packages() -> None:
+    """CannotRunHereError now rather than after the work."""
+    for package, extra in (("trl", "rl"), ("datasets", "rl"), ("reasoning_gym", "rl"), ("plotly", "report")):
+        if importlib.util.find_spec(package) is None:
+            raise CannotRunHereError(f"quads compare needs {package}: python -m pip install 'quads[{extra}]'")
 
 
 def _check_folder(config: CompareConfig) -> None:

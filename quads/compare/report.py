@@ -10,7 +10,6 @@ from quads.compare import table
 from quads.compare.figures import figures
 from quads.compare.records import Record, write_atomically
 from quads.compare.summary import Numbers, learned
-from quads.errors import CannotRunHereError
 
 _COLUMNS = (
     (
@@ -54,11 +53,9 @@ _COLUMNS = (
 def write(
     path: Path, summary: Numbers, runs: list[Record], evals: list[Record], stamp: dict[str, Any], config: dict[str, Any]
 ) -> None:
-    """Write the report of a comparison; CannotRunHereError where plotly is missing."""
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise CannotRunHereError("report.html needs plotly: python -m pip install 'quads[report]'") from None
+    """Write the report of a comparison."""
+    from plotly.offline import get_plotlyjs
+
     plots = "".join(_plot(*figure) for figure in figures(runs, evals))
     body = _PAGE.format(
         style=_STYLE,
@@ -152,7 +149,7 @@ function draw(id, spec) {{
   const {{ axis, ...theme }} = look(), layout = {{ ...spec.layout, ...theme }};
   for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key)) layout[key] = {{ ...axis, ...layout[key] }};
   drawn.push([id, spec]);
-  Plotly.react(id, spec.data, layout, {{ responsive: true, displaylogo: false }});
+  Plotly.react(id, spec.data, layout, {{ responsive: true, displayModeBar: false }});
 }}
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawn.splice(0).forEach(p => draw(...p)));
 </script></head><body>

@@ -21,8 +21,9 @@ def summarize(runs: list[Record], evals: list[Record]) -> Numbers:
 
     Seeds are averaged problem by problem first, so an interval says what other problems could change, not other seeds.
     """
-    arms = list(dict.fromkeys(record["arm"] for record in runs))
-    curves = {arm: _curve([record for record in evals if record["arm"] == arm]) for arm in arms}
+    names = dict.fromkeys(record["arm"] for record in runs)
+    curves = {arm: _curve([record for record in evals if record["arm"] == arm]) for arm in names}
+    arms = [arm for arm, curve in curves.items() if curve]
     return {
         "schema": SCHEMA,
         "arms": {arm: _arm(arm, [r for r in runs if r["arm"] == arm], curves) for arm in arms},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
@@ -20,7 +21,7 @@ def render(summary: Numbers) -> Group:
         against = numbers.get("accuracy/against_bf16")
         accuracy.add_row(
             arm,
-            f"{numbers['accuracy/start']['value']:.3f}",
+            f"{numbers['accuracy/start']['value']:.2f}",
             interval(numbers["accuracy/end"]),
             interval(numbers["accuracy/gain"], signed=True),
             interval(against, signed=True) if against else "",
@@ -37,19 +38,19 @@ def render(summary: Numbers) -> Group:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    table.add_column("arm")
+    table = Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("arm", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     return table
 
 
 def interval(share: Numbers, *, signed: bool = False) -> str:
-    """`0.512 [0.48 0.54]`, as narrow as a terminal of 80 columns asks."""
+    """`0.51 [0.48 0.54]`, as narrow as a terminal of 80 columns asks."""
     sign = "+" if signed else ""
     if math.isnan(share["low"]):
-        return f"{share['value']:{sign}.3f}"
-    return f"{share['value']:{sign}.3f} [{share['low']:{sign}.2f} {share['high']:{sign}.2f}]"
+        return f"{share['value']:{sign}.2f}"
+    return f"{share['value']:{sign}.2f} [{share['low']:{sign}.2f} {share['high']:{sign}.2f}]"
 
 
 def verdict(learned: bool | None) -> str:

@@ -14,7 +14,6 @@ from itertools import islice
 from typing import Any
 
 from quads.compare.config import CompareError
-from quads.errors import CannotRunHereError
 
 SHIPPED_TASK = "chain_sum"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -46,7 +45,6 @@ class Task:
         if short and name != SHIPPED_TASK:
             raise CompareError(f"compare field 'task' is {name!r}, which the small model does not know: give --model")
         self.name, self.short, self.held_out_count = name, short, held_out
-        self._gym = _gym()
         self._scorer = self._dataset(0, 1)
 
     @cached_property
@@ -89,8 +87,10 @@ class Task:
             yield Problem(prompt, entry)
 
     def _dataset(self, seed: int, size: int) -> Any:
+        import reasoning_gym
+
         try:
-            return self._gym.create_dataset(self.name, seed=seed, size=size, **OPTIONS.get(self.name, {}))
+            return reasoning_gym.create_dataset(self.name, seed=seed, size=size, **OPTIONS.get(self.name, {}))
         except ValueError as error:
             raise CompareError(f"compare field 'task' is {self.name!r}: {error}") from None
 
@@ -116,11 +116,3 @@ def _columns(a: int, b: int, sign: int) -> int:
         total += (a % 10 + sign * (b % 10)) % 10 * place
         a, b, place = a // 10, b // 10, place * 10
     return total
-
-
-def _gym() -> Any:
-    try:
-        import reasoning_gym
-    except ImportError:
-        raise CannotRunHereError("quads compare needs reasoning-gym: python -m pip install 'quads[rl]'") from None
-    return reasoning_gym
