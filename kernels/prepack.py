@@ -149,12 +149,15 @@ def prepare_hopper(b: Quantized, *, interleave: bool = False, out: HopperWeight 
 
 
 def _outer(outer: Tensor, experts: int, halves: bool) -> Tensor:
-    """[experts], or [experts, 2] with `halves`, from one scale, one per expert, or one per expert and half."""
+    """[experts], or [experts, 2] with `halves`, from one scale, one per expert, or one per expert and half.
+
+    Always a copy, made last: a product launched next may prefetch codes and scales while this copy still runs.
+    """
     flat, parts = outer.float().reshape(-1), 2 if halves else 1
     if flat.numel() not in (1, experts, experts * parts):
         raise ValueError(f"weight: outer scale of shape {tuple(outer.shape)} does not fit {experts} experts")
     rows = flat.reshape(experts, parts) if flat.numel() == experts * parts else flat.reshape(-1, 1)
-    wide = rows.expand(experts, parts).contiguous()
+    wide = rows.expand(experts, parts).clone()
     return wide if halves else wide.squeeze(1)
 
 

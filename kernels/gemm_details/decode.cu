@@ -72,6 +72,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const int row_warp = warp / K_WARPS, tile = blockIdx.x * ROW_WARPS + row_warp, k_warp = warp % K_WARPS;
     const int split = blockIdx.z, splits = gridDim.z;
+    release_next();
+    if (GROUPED) wait_for_previous();
     const int group = GROUPED ? p.groups[blockIdx.y] : 0;
     if (group < 0) return;
 
@@ -101,7 +103,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
             copy16(to + 4 * CODE_STRIDE + (lane >> 2) * SCALE_STRIDE + (lane & 3) * 16,
                    w_scales + (size_t)(keep ? block : 0) * 64, keep ? 16 : 0);
     };
-    fetch_weights(0, 0);  // nothing of the weight depends on the tables below
+    fetch_weights(0, 0);  // nothing of the weight depends on what follows
+    if (!GROUPED) wait_for_previous();
 
     if (threadIdx.x < TOKENS) {
         const int slot = blockIdx.y * TOKENS + threadIdx.x;

@@ -1,4 +1,6 @@
-// E2M1 codes and their block scales to bf16 pairs, by integer operations; shared by the CUDA C++ kernels.
+// Shared by the CUDA C++ kernels: E2M1 codes and their block scales to bf16 pairs by integer operations, and the order
+// of launches.
+//
 // A code is placed as a bf16 of value * 2^-126 (E2M1's subnormal lands on bf16's), a scale as scale * 2^107, and the
 // product, value * 2^-19, is exact: it has six significant bits.
 
@@ -47,3 +49,6 @@ __device__ __forceinline__ u32 to_bf16(float v) {
     asm("{.reg .b16 h; cvt.rn.bf16.f32 h, %1; mov.b32 %0, {h, 0};}" : "=r"(d) : "f"(v));
     return d;
 }
+// Let the next kernel start, and wait for the one before this: nothing but weights may be touched before it.
+__device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

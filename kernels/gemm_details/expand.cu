@@ -23,6 +23,8 @@ struct TokenArguments {
     long long words;
 };
 extern "C" __global__ void __launch_bounds__(256) expand_tokens(const TokenArguments p) {
+    release_next();
+    wait_for_previous();
     const long long stride = (long long)gridDim.x * 256;
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < p.words; i += stride)
         p.out[i] = expand_word<false>(__ldg(p.codes + i), token_scale(__ldg(p.scales + (i >> 1))));
@@ -37,6 +39,8 @@ struct WeightArguments {
     int n, k_blocks, extra;
 };
 extern "C" __global__ void __launch_bounds__(256) expand_weight(const WeightArguments p) {
+    release_next();
+    wait_for_previous();
     __shared__ __align__(16) u8 codes[16 * 520];  // 520: rows of one bank step apart
     __shared__ u8 scales[16 * 65];
     const int width = p.k_blocks + p.extra, first = blockIdx.x * 16, count = min(16, width - first);
@@ -68,6 +72,8 @@ struct EpilogueArguments {
     int quads_per_row, outer_per_row;
 };
 extern "C" __global__ void __launch_bounds__(256) scale_product(const EpilogueArguments p) {
+    release_next();
+    wait_for_previous();
     const long long stride = (long long)gridDim.x * 256;
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < p.quads; i += stride) {
         const float alpha = __fmul_rn(p.x_outer[p.outer_per_row ? i / p.quads_per_row : 0], p.w_outer[0]);

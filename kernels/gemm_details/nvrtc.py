@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_PROGRAMMATIC_STREAM_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_...
+OVERLAP = True  # launch with that attribute
 _DEFAULT_SHARED = 32 * 1024  # 48 KiB less room for static shared memory
 
 
@@ -28,10 +30,34 @@ class Kernel:
             _driver("cuFuncSetAttribute", function, _MAX_DYNAMIC_SHARED, shared)
 
     def __call__(self, grid: tuple[int, int, int], argument: ctypes.Structure) -> None:
-        """Launch on torch's current stream."""
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        """Launch on torch's current stream; the start of the kernel may overlap the end of the one before it.
+
+        The kernels wait (griddepcontrol.wait) before they touch anything but weights.
+        """
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
-        _driver("cuLaunchKernel", self._function, *grid, self.threads, 1, 1, self.shared, stream, parameters, None)
+        attribute = _Attribute(_PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
+        config = _Config(
+            *grid, self.threads, 1, 1, self.shared, torch.cuda.current_stream().cuda_stream,
+            ctypes.addressof(attribute), int(OVERLAP),
+        )  # fmt: skip
+        _driver("cuLaunchKernelEx", ctypes.byref(config), self._function, parameters, None)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: id, padding, and a 64-byte value, of which the first int is used."""
+
+    _fields_ = [("id", ctypes.c_int), ("pad", ctypes.c_int), ("value", ctypes.c_int), ("rest", ctypes.c_byte * 60)]
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [
+        *((name, ctypes.c_uint) for name in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p),
+        ("count", ctypes.c_uint),
+    ]
 
 
 Defines = tuple[tuple[str, int], ...]

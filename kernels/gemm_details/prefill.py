@@ -68,7 +68,7 @@ def product(
     out_dtype: torch.dtype,
     *,
     tile: tuple[int, int, int] = (128, 256, 64),
-    stages: int = 4,
+    stages: int | None = None,
     warps: int = 8,
     flatten: bool = False,
     subtile: bool = True,
@@ -96,7 +96,7 @@ def product(
         PROGRAMS=programs,
         FLATTEN=flatten,
         SUBTILE=subtile,
-        num_stages=stages,
+        num_stages=stages or (4 if out_dtype == torch.bfloat16 else 3),  # the result goes through shared memory
         num_warps=warps,
     )
     return y

@@ -93,6 +93,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_gemm(const Operand
     __shared__ int token_row[TOKENS];
     __shared__ float outer[TOKENS];
     __shared__ bool last;
+    release_next();
     u8* memory = unaligned + (-shared_address(unaligned) & 1023);
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3, part = warp & 3;
     const int k_group = threadIdx.x / GROUP_THREADS, member = threadIdx.x % GROUP_THREADS, row_group = member >> 7;
@@ -132,7 +133,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) wide_gemm(const Operand
         commit();
     };
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; s++) fetch(s, s);  // nothing of the weight depends on the tables below
+    for (int s = 0; s < STAGES - 1; s++) fetch(s, s);  // nothing of the weight depends on what follows
+    wait_for_previous();
 
     if (threadIdx.x < TOKENS) {
         const int row = blockIdx.y * TOKENS + threadIdx.x;

@@ -9,6 +9,8 @@ struct RouteArguments {
     int pairs, experts, width, max_blocks;
 };
 extern "C" __global__ void __launch_bounds__(1024) route(const RouteArguments p) {
+    release_next();
+    wait_for_previous();
     extern __shared__ int table[];  // counts, then first slots [experts], then the scan
     int* first = table + p.experts;
     __shared__ int sums[32];
@@ -60,6 +62,8 @@ struct CombineArguments {
     int top_k, pairs_per_row, experts;
 };
 extern "C" __global__ void __launch_bounds__(256) combine(const CombineArguments p) {
+    release_next();
+    wait_for_previous();
     const int column = blockIdx.x * 256 + threadIdx.x, token = blockIdx.y;
     if (column >= p.pairs_per_row) return;
     float low = 0.0f, high = 0.0f;
