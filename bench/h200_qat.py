@@ -71,7 +71,7 @@ def layer_set(layers: int) -> nn.Module:
 def check_bytes() -> None:
     """GPU and CPU pack the same bytes."""
     torch.manual_seed(0)
-    for shape in ((48, 160), (3, 32, 64)):
+    for shape in ((48, 160), (3, 32, 64), (4, 704, 1024), (2, 256, 2048)):
         for exponent in (-30, 0, 20):
             weight = (torch.randn(shape) * 2.0**exponent).bfloat16()
             outer = (weight.float().abs().amax(dim=(-2, -1), keepdim=weight.ndim > 2) / 2688.0).float()
