@@ -104,23 +104,29 @@ def cases(m: int, *, tune: bool) -> list[Case]:
 
 
 def tuned(found: list[Case]) -> list[Case]:
-    """The same calls with other tiles: (blocks of a program, blocks of a thread)."""
+    """The same calls with other module constants."""
     by_name = {case.name: case for case in found}
-    plan = {
-        "quantise, per tensor": ("quantize._TILE", [(128, 1), (256, 1), (512, 2), (512, 4), (256, 4), (1024, 4)]),
-        "quantise, per token": ("quantize._TILE", [(256, 1), (512, 2), (512, 4)]),
-        "quantise, per token, amax in the pass": ("quantize._TILE", [(512, 1), (512, 4)]),
-        "RAC 50 %, static": ("compensate._LANES", [(256, 1), (128, 1), (128, 2), (64, 1)]),
-        "RAC 50 %, batch": ("compensate._LANES", [(256, 1), (128, 1), (128, 2), (512, 2)]),
-        "fake-quantise": ("fake_quant._LANES", [(256, 1), (128, 1), (512, 2), (512, 4)]),
-        "fake-quantise, 16x16": ("fake_quant._LANES", [(256, 1), (512, 1)]),
-    }
+    tile = ("_LANES", "_BLOCKS_A_THREAD")
+    plan: list[tuple[str, str, tuple[str, ...], list[tuple[int, ...]]]] = [
+        ("quantise, per tensor", "quantize", ("_TILE", tile[1]), [(128, 4), (256, 2), (512, 4), (512, 8)]),
+        ("quantise, per token", "quantize", ("_TILE", tile[1]), [(512, 4)]),
+        ("RAC 50 %, static", "compensate", tile, [(64, 1), (128, 2), (256, 2)]),
+        (
+            "RAC 50 %, batch",
+            "compensate",
+            ("_ROWS_A_PROGRAM", *tile),
+            [(4, 128, 1), (8, 128, 1), (32, 128, 1), (8, 64, 1)],
+        ),
+        ("fake-quantise", "fake_quant", tile, [(64, 1), (128, 2), (256, 2)]),
+        ("fake-quantise, 16x16", "fake_quant", tile, [(256, 2), (256, 1)]),
+    ]
     made = []
-    for name, (constant, shapes) in plan.items():
-        for lanes, each in shapes:
-            settings = {constant: lanes, f"{constant.partition('.')[0]}._BLOCKS_A_THREAD": each}
+    for name, module, constants, settings in plan:
+        for values in settings:
+            changed = {f"{module}.{c}": v for c, v in zip(constants, values, strict=True)}
             case = by_name[name]
-            made.append(Case(f"{name} [{lanes}/{each}]", case.call, case.moved, case.goal, settings))
+            label = f"{name} [{'/'.join(map(str, values))}]"
+            made.append(Case(label, case.call, case.moved, case.goal, changed))
     return made
 
 

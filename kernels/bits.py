@@ -11,8 +11,10 @@ E4M3, unless x/d lies that close to an edge of the interval that fl() rounds to 
 766 lie within 2^-42 of one, and only one comes out wrong: d all ones, x a power of two, where t takes one ulp less
 (tests/kernels/test_quotient.py finds and checks them all). Needs 2^-41 <= d <= 2^69; other divisors take div_rn.
 
-E2M1. The code is piecewise linear in y: round-to-nearest-even of min(2y, y + 2, y/2 + 4), at most 7. Adding 2^23
-rounds to an integer, each line in one fused multiply-add; rounding is monotone, so the minimum may be taken after.
+E2M1. The code is a rounded sum of three ramps, 4 sat(y/2) + 2 sat(y/2 - 1) + sat(y/2 - 2), sat clamping to [0, 1]:
+slopes 2, 1 and 1/2 in the binades [0, 2], [2, 4] and [4, 6], and 7 beyond. Adding 2^23 rounds to an integer, to even
+at a tie; each ramp starts at an even code and is exact, so one rounding decides. All of it runs in the pipe of the
+fused multiply-add, where three minima would fill the half-rate integer pipe (NOTES-quantize.md).
 """
 
 from __future__ import annotations
@@ -104,10 +106,24 @@ def e4m3_decode(code):
 @triton.jit
 def e2m1_magic(y):
     """2^23 + E2M1 magnitude code of y >= 0, as FP32: round to nearest even, saturating."""
-    low = tl.fma(y, 2.0, MAGIC)
-    middle = y + (MAGIC + 2.0)
-    high = tl.fma(y, 0.5, MAGIC + 4.0)
-    return tl.minimum(tl.minimum(low, middle), tl.minimum(high, MAGIC + 7.0))
+    if INTERPRETED:
+        low = tl.minimum(y * 0.5, 1.0)
+        middle = tl.minimum(tl.maximum(y * 0.5 - 1.0, 0.0), 1.0)
+        high = tl.minimum(tl.maximum(y * 0.5 - 2.0, 0.0), 1.0)
+        return ((low * 4.0 + MAGIC) + middle * 2.0) + high
+    else:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .f32 low, middle, high;
+            mul.rn.sat.f32 low, $1, 0f3F000000;
+            fma.rn.sat.f32 middle, $1, 0f3F000000, 0fBF800000;
+            fma.rn.sat.f32 high, $1, 0f3F000000, 0fC0000000;
+            fma.rn.f32 low, low, 0f40800000, 0f4B000000;
+            fma.rn.f32 low, middle, 0f40000000, low;
+            add.rn.f32 $0, low, high;
+            }""",
+            "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit

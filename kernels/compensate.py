@@ -21,8 +21,8 @@ from quads.kernels.quantize import BLOCK, Granularity, as_rows, outer_or_amax
 
 Scope = Literal["token", "tile", "batch", "static", "random", "all"]
 TILE_ROWS = 128
-_LANES = 256  # blocks of a program
-_BLOCKS_A_THREAD = 2
+_LANES = 128  # blocks of a program, one for each of four warps' threads (measured best: NOTES-quantize.md)
+_BLOCKS_A_THREAD = 1
 _ROWS_A_PROGRAM = 16  # of the pass that adds up scores: one atomic for each block and so many rows
 _WIDEST_ROW = 1024  # blocks of a row that one program keeps in registers, residual included
 
@@ -134,7 +134,7 @@ class _Task:
             token_kernel[(m,)](
                 self.rows, self.words, self.scales, self.outer, lists, self.total, self.count,
                 self.scales.shape[1], self.stride, B=lanes, TOKEN=self.token, NATIVE=support.native_level(),
-                num_warps=max(1, min(16, lanes // 32)), enable_fp_fusion=False,
+                num_warps=max(1, lanes // 128), enable_fp_fusion=False,
             )  # fmt: skip
         return lists
 

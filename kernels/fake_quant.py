@@ -17,8 +17,8 @@ from quads.kernels import support
 from quads.kernels.quantize import BLOCK, Granularity, as_rows, outer_scale
 
 WeightBlock = Literal["1x16", "16x16"]
-_LANES = 256  # blocks of a program
-_BLOCKS_A_THREAD = 2
+_LANES = 128  # blocks of a program, one for each of four warps' threads (measured best: NOTES-quantize.md)
+_BLOCKS_A_THREAD = 1
 
 
 def fake_quantize(

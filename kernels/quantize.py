@@ -25,7 +25,7 @@ Granularity = Literal["tensor", "token"]
 Dialect = Literal["exact", "vllm"]
 Layout = Literal["linear", "128x4"]
 _TILE = 256  # blocks a program holds
-_BLOCKS_A_THREAD = 2
+_BLOCKS_A_THREAD = 4  # measured best on the H200, with two warps (NOTES-quantize.md)
 _WIDEST_ROW = 2048  # blocks of a row that one program can hold, to find the row's amax in the same pass
 
 

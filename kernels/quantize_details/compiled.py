@@ -17,35 +17,35 @@ _PLAIN = {"TOKEN": False, "AMAX": False, "SWIZZLED": False, "VLLM": False}
 
 # name -> (kernel, arguments, constants, warps)
 KERNELS: dict[str, tuple[str, str, dict[str, Any], int]] = {
-    "quantize": ("quantize_jit:quantize_kernel", _QUANTIZE, {"ROWS": 1, "BLOCKS": 256, **_PLAIN}, 4),
+    "quantize": ("quantize_jit:quantize_kernel", _QUANTIZE, {"ROWS": 1, "BLOCKS": 256, **_PLAIN}, 2),
     "quantize 128x4": (
-        "quantize_jit:quantize_kernel", _QUANTIZE, {"ROWS": 1, "BLOCKS": 256, **_PLAIN, "SWIZZLED": True}, 4,
+        "quantize_jit:quantize_kernel", _QUANTIZE, {"ROWS": 1, "BLOCKS": 256, **_PLAIN, "SWIZZLED": True}, 2,
     ),
     "quantize token, amax in the pass": (
-        "quantize_jit:quantize_kernel", _QUANTIZE, {"ROWS": 1, "BLOCKS": 512, **_PLAIN, "TOKEN": True, "AMAX": True}, 8,
+        "quantize_jit:quantize_kernel", _QUANTIZE, {"ROWS": 1, "BLOCKS": 512, **_PLAIN, "TOKEN": True, "AMAX": True}, 4,
     ),
-    "quantize vllm": ("quantize_jit:quantize_kernel", _QUANTIZE, {"ROWS": 1, "BLOCKS": 256, **_PLAIN, "VLLM": True}, 4),
+    "quantize vllm": ("quantize_jit:quantize_kernel", _QUANTIZE, {"ROWS": 1, "BLOCKS": 256, **_PLAIN, "VLLM": True}, 2),
     "RAC known list": (
-        "compensate_jit:listed_kernel", _LISTED, {"ROWS": 1, "ITEMS": 256, "TOKEN": False, "MAIN": True}, 4,
+        "compensate_jit:listed_kernel", _LISTED, {"ROWS": 1, "ITEMS": 128, "TOKEN": False, "MAIN": True}, 4,
     ),
     "RAC second pass": (
-        "compensate_jit:listed_kernel", _LISTED, {"ROWS": 1, "ITEMS": 256, "TOKEN": False, "MAIN": False}, 4,
+        "compensate_jit:listed_kernel", _LISTED, {"ROWS": 1, "ITEMS": 128, "TOKEN": False, "MAIN": False}, 4,
     ),
     "RAC first pass": (
         "compensate_jit:scores_kernel", "x packed scales outer largest scores rows blocks columns stride tile_rows",
-        {"B": 256, "STEPS": 16, "TOKEN": False}, 4,
+        {"B": 128, "STEPS": 16, "TOKEN": False}, 4,
     ),
     "RAC token": (
         "compensate_jit:token_kernel", "x packed scales outer lists blocks count columns stride",
-        {"B": 512, "TOKEN": False}, 16,
+        {"B": 512, "TOKEN": False}, 4,
     ),
     "fake-quantize": (
         "fake_quant_jit:fake_quantize_kernel", "x out outer rows blocks stride rows_of_outer",
-        {"ROWS": 1, "BLOCKS": 256, "SQUARE": False, "MANY": False}, 4,
+        {"ROWS": 1, "BLOCKS": 128, "SQUARE": False, "MANY": False}, 4,
     ),
     "fake-quantize 16x16": (
         "fake_quant_jit:fake_quantize_kernel", "x out outer rows blocks stride rows_of_outer",
-        {"ROWS": 16, "BLOCKS": 16, "SQUARE": True, "MANY": False}, 4,
+        {"ROWS": 16, "BLOCKS": 8, "SQUARE": True, "MANY": False}, 4,
     ),
 }  # fmt: skip
 

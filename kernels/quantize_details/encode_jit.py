@@ -7,6 +7,8 @@ elements, FP32 [B, 4] each, and one word of signs. A word holds element j of its
 
 from __future__ import annotations
 
+import struct
+
 import triton
 import triton.language as tl
 
@@ -16,7 +18,7 @@ from quads.kernels.bits import (
     OUTER_LOW,
     SIXTH,
     SIXTH_TAIL,
-    e2m1_magic,
+    e2m1_encode,
     e4m3_decode,
     e4m3_encode,
     quotient,
@@ -24,9 +26,50 @@ from quads.kernels.bits import (
     reciprocal,
 )
 
-# Each code carries 0x4B000000, the exponent of 2^23. Of the eight shifted copies in a word all bits above 31 are
-# lost: 0x4B000000 + 0xB0000000 is left, as a signed integer.
-MAGIC_BITS_IN_WORD = tl.constexpr(-0x05000000)
+NATIVE_WORD = tl.constexpr(
+    """{
+    .reg .b8 a, b, c, d;
+    cvt.rn.satfinite.e2m1x2.f32 a, $2, $1;
+    cvt.rn.satfinite.e2m1x2.f32 b, $4, $3;
+    cvt.rn.satfinite.e2m1x2.f32 c, $6, $5;
+    cvt.rn.satfinite.e2m1x2.f32 d, $8, $7;
+    mov.b32 $0, {a, b, c, d};
+    }"""
+)
+
+
+def _bits(value: float) -> str:
+    return f"0f{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"
+
+
+def _portable_word() -> str:
+    """PTX of eight codes by three ramps each (kernels/bits.py), packed in the same fused multiply-adds.
+
+    Element j of a half word has weight w = 16^j. Its ramps are added to 2^23 w, whose ulp is w, plus the codes above
+    it (multiples of 16 w, so even): each sum rounds to a multiple of w. Subtracting 2^23 w - 2^19 w is exact and leaves
+    the base of element j - 1. At the end the low 16 bits of the FP32 number are the four codes.
+    """
+    lines = ["{", ".reg .f32 p, q, r, near, far;"]
+    for name, first in (("near", 1), ("far", 5)):
+        for j in (3, 2, 1, 0):
+            weight, y = 16.0**j, f"${first + j}"
+            base = _bits(2.0**23 * weight) if j == 3 else name
+            lines += [
+                f"mul.rn.sat.f32 p, {y}, {_bits(0.5)};",
+                f"fma.rn.sat.f32 q, {y}, {_bits(0.5)}, {_bits(-1.0)};",
+                f"fma.rn.sat.f32 r, {y}, {_bits(0.5)}, {_bits(-2.0)};",
+                f"fma.rn.f32 {name}, p, {_bits(4 * weight)}, {base};",
+                f"fma.rn.f32 {name}, q, {_bits(2 * weight)}, {name};",
+                f"fma.rn.f32 {name}, r, {_bits(weight)}, {name};",
+            ]
+            if j:
+                lines.append(f"add.rn.f32 {name}, {name}, {_bits(-(2.0**23) * weight * 15 / 16)};")
+    return "\n".join(
+        [*lines, ".reg .b32 a, b;", "mov.b32 a, near;", "mov.b32 b, far;", "prmt.b32 $0, a, b, 0x5410;", "}"]
+    )
+
+
+PORTABLE_WORD = tl.constexpr(_portable_word())
 
 
 @triton.jit
@@ -131,25 +174,17 @@ def half_amax(even, odd):
 @triton.jit
 def code_word(even, odd, NATIVE: tl.constexpr):
     """E2M1 magnitude codes of eight quotients (FP32 [B, 4] twice, >= 0) as one word [B]."""
-    if NATIVE >= 100:
+    if INTERPRETED:
+        low = e2m1_encode(even)
+        high = e2m1_encode(odd)
+        return tl.sum((low | (high << 4)) << (8 * tl.arange(0, 4)[None, :]), axis=1)
+    else:
         e0, e1, e2, e3 = split_words(even)
         o0, o1, o2, o3 = split_words(odd)
         return tl.inline_asm_elementwise(
-            """{
-            .reg .b8 a, b, c, d;
-            cvt.rn.satfinite.e2m1x2.f32 a, $2, $1;
-            cvt.rn.satfinite.e2m1x2.f32 b, $4, $3;
-            cvt.rn.satfinite.e2m1x2.f32 c, $6, $5;
-            cvt.rn.satfinite.e2m1x2.f32 d, $8, $7;
-            mov.b32 $0, {a, b, c, d};
-            }""",
+            NATIVE_WORD if NATIVE >= 100 else PORTABLE_WORD,
             "=r,f,f,f,f,f,f,f,f", [e0, o0, e1, o1, e2, o2, e3, o3], dtype=tl.int32, is_pure=True, pack=1,
         )  # fmt: skip
-    else:
-        low = e2m1_magic(even).to(tl.int32, bitcast=True)
-        high = e2m1_magic(odd).to(tl.int32, bitcast=True)
-        pairs = low + (high << 4)
-        return tl.sum(pairs << (8 * tl.arange(0, 4)[None, :]), axis=1) - MAGIC_BITS_IN_WORD
 
 
 @triton.jit
