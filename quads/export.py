@@ -1,9 +1,9 @@
 """Packed NVFP4 checkpoints that stock vLLM loads, in the conventions of compressed-tensors and of ModelOpt.
 
 Both hold the same codes and block scales; they differ in names and in the direction of the outer scale:
-ModelOpt stores the multiplier g = amax / 2688, compressed-tensors the divisor d = 2688 / amax. The divisor written is
-one with fl(1 / d) = g where such a float exists; where none does the round trip cannot be byte-equal, and the weight
-is listed in `inexact`.
+ModelOpt stores the multiplier g = amax / 2688, compressed-tensors a divisor, here fl(1 / g). Where fl(1 / fl(1 / g)) is
+not g, no divisor inverts to g (quads.emulation.checkpoints): the round trip cannot be byte-equal, and the weight is
+listed in `inexact`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from quads.emulation import layout
+from quads.emulation.checkpoints import CONVENTIONS, Convention, read, to_divisor, to_multiplier
 from quads.emulation.quantizers import NVFP4Tensor
 from quads.qdq import PackedWeight
 from quads.recipes import Recipe
 from quads.sites import Site, candidates, find_sites
 from quads.state import master_state
 from quads.sync import export_weights
-
-
-@dataclass(frozen=True)
-class Convention:
-    """Names and outer-scale direction of one checkpoint convention."""
-
-    name: str
-    weight: str
-    scale: str
-    outer: str
-    input_outer: str
-    divisor: bool
-
-
-CONVENTIONS = {
-    c.name: c
-    for c in (
-        Convention("modelopt", "weight", "weight_scale", "weight_scale_2", "input_scale", divisor=False),
-        Convention(
-            "compressed-tensors", "weight_packed", "weight_scale", "weight_global_scale", "input_global_scale", True
-        ),
-    )
-}
 
 
 @dataclass
@@ -91,19 +68,11 @@ def export_checkpoint(
 
 
 def outer_to_stored(outer: Tensor, style: Convention) -> tuple[Tensor, bool]:
-    """The stored outer scale, and whether `stored_to_outer` gives `outer` back bit for bit."""
-    if not style.divisor:
+    """The stored outer scale, and whether a reader of the convention computes with `outer` bit for bit."""
+    if not style.divides:
         return outer, True
-    first = 1.0 / outer
-    for candidate in (first, torch.nextafter(first, first * 2), torch.nextafter(first, first * 0)):
-        if torch.equal(stored_to_outer(candidate, style), outer):
-            return candidate, True
-    return first, False
-
-
-def stored_to_outer(stored: Tensor, style: Convention) -> Tensor:
-    """The outer scale (multiplier, float32) that a reader of the convention computes with."""
-    return 1.0 / stored if style.divisor else stored
+    divisor = to_divisor(outer)
+    return divisor, torch.equal(to_multiplier(divisor), outer)
 
 
 def read_weights(folder: Path, convention: str) -> Iterator[tuple[str, NVFP4Tensor]]:
@@ -117,9 +86,8 @@ def read_weights(folder: Path, convention: str) -> Iterator[tuple[str, NVFP4Tens
         if leaf != style.scale:
             continue
         with safe_open(folder / file, "pt") as shard:
-            outer = stored_to_outer(shard.get_tensor(f"{base}.{style.outer}").reshape(()), style)
-            codes = layout.unpack(shard.get_tensor(f"{base}.{style.weight}"))
-            yield base, NVFP4Tensor(codes, shard.get_tensor(key).view(torch.uint8), outer)
+            names = (style.weight, style.scale, style.outer)
+            yield base, read({name: shard.get_tensor(f"{base}.{name}") for name in names}, style).weight
 
 
 def _convention(name: str) -> Convention:
@@ -153,10 +121,10 @@ def named_tensors(
             report.inexact.append(base)
         yield f"{base}.{style.weight}", codes[base].contiguous()
         yield f"{base}.{style.scale}", scales[base].contiguous().view(torch.float8_e4m3fn)
-        yield f"{base}.{style.outer}", outer if style.divisor else outer.reshape(())
+        yield f"{base}.{style.outer}", outer if style.divides else outer.reshape(())
         if amax is not None:
             multiplier = torch.tensor([max(amax, 1e-30) / 2688.0], dtype=torch.float32)
-            yield f"{base}.{style.input_outer}", 1.0 / multiplier if style.divisor else multiplier.reshape(())
+            yield f"{base}.{style.input_outer}", 1.0 / multiplier if style.divides else multiplier.reshape(())
 
 
 def _outer_per_shard(site: Site, packed: PackedWeight) -> Tensor:

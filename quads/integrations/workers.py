@@ -14,7 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quads.export import CONVENTIONS, named_tensors
+from quads.emulation.checkpoints import CONVENTIONS
+from quads.export import named_tensors
 from quads.qat import prepare_qat
 from quads.qdq import whole
 from quads.recipes import Recipe, load

@@ -8,7 +8,8 @@ import torch
 
 from quads import recipes
 from quads.calibration import activation_amax
-from quads.export import CONVENTIONS, export_checkpoint, outer_to_stored, read_weights, stored_to_outer
+from quads.emulation.checkpoints import CONVENTIONS, to_multiplier
+from quads.export import export_checkpoint, outer_to_stored, read_weights
 from quads.sync import export_weights
 from tests.quads.tiny import tiny_model, tokens
 
@@ -59,7 +60,7 @@ def test_some_outer_scales_have_no_exact_divisor() -> None:
     outers = torch.arange(0x3FFFF000, 0x40000000, dtype=torch.int32).view(torch.float32)
     verdicts = [outer_to_stored(outer, style) for outer in outers]
     assert 0 < sum(not exact for _, exact in verdicts) < 4096
-    assert all(float(stored_to_outer(s, style)) == float(o) for (s, ok), o in zip(verdicts, outers, strict=True) if ok)
+    assert all(float(to_multiplier(s)) == float(o) for (s, ok), o in zip(verdicts, outers, strict=True) if ok)
 
 
 def test_a_w4a4_checkpoint_carries_calibrated_activation_scales(tmp_path: Path) -> None:
