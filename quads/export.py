@@ -124,7 +124,7 @@ def named_tensors(
         yield f"{base}.{style.outer}", outer if style.divides else outer.reshape(())
         if amax is not None:
             multiplier = torch.tensor([max(amax, 1e-30) / 2688.0], dtype=torch.float32)
-            yield f"{base}.{style.input_outer}", 1.0 / multiplier if style.divides else multiplier.reshape(())
+            yield f"{base}.{style.input_outer}", to_divisor(multiplier) if style.divides else multiplier.reshape(())
 
 
 def _outer_per_shard(site: Site, packed: PackedWeight) -> Tensor:
