@@ -151,3 +151,19 @@ def quantizer_faults() -> tuple[Fault, ...]:
     from quads.conformance import arithmetic_effects, layout_effects
 
     return from_table("quantizer", arithmetic_effects.EFFECTS | layout_effects.EFFECTS)
+
+
+@cache
+def product_faults() -> tuple[Fault, ...]:
+    """Faults of matrix products."""
+    from quads.conformance import product_effects
+
+    return from_table("gemm", product_effects.EFFECTS)
+
+
+@cache
+def grouped_faults() -> tuple[Fault, ...]:
+    """Faults of grouped products."""
+    from quads.conformance import grouped_effects
+
+    return from_table("moe", grouped_effects.EFFECTS)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quads.conformance.protocol import DTYPES, Protocol
-from quads.emulation import gemm, layout, undecided
+from quads.emulation import gemm, layout
 from quads.emulation.quantizers import BLOCK, NVFP4Tensor, unscaled
 
 STEP = 64
@@ -126,7 +126,7 @@ _SUMS: dict[str, tuple[Accumulate, bool]] = {
     "split-K 4": (partial(_split, 4), True),
     "descending": (_descending, True),
     "dead groups count": (
-        partial(gemm.matmul, model=undecided.variants(gemm.NVFP4)["dead terms count in e_max"]),
+        partial(gemm.matmul, model=gemm.NVFP4.replace(dead_group="included")),
         True,
     ),
     "25 bits": (partial(gemm.matmul, model=gemm.NVFP4.replace(fraction_bits=25)), False),
