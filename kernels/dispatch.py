@@ -33,16 +33,22 @@ def _quantise(chip: Capability, tokens: int) -> tuple[str, str]:
     return "portable", "E2M1 by fused multiply-adds and minima, same bytes"
 
 
+_HOPPER_WAYS = {
+    "decode": "both operands decoded in registers",
+    "wide": "weights decoded in registers, activations once for a thread block",
+    "prefill": "both operands decoded to bfloat16 once, then wgmma",
+}
+
+
 def _gemm(chip: Capability, tokens: int) -> tuple[str, str]:
-    from quads.kernels.gemm import DECODE_TOKENS
+    from quads.kernels.gemm import hopper_way
 
     if chip >= (10, 0):
         return "native", "FP4 tensor cores"
     if chip[0] != 9:
         return "portable", "the native kernel's twin: codes decoded to FP32"
-    if tokens <= DECODE_TOKENS:
-        return "decode", f"{tokens} <= {DECODE_TOKENS} tokens: both operands decoded in registers"
-    return "prefill", f"{tokens} > {DECODE_TOKENS} tokens: both operands decoded to bfloat16 once, then wgmma"
+    way = hopper_way(tokens)
+    return way, f"{tokens} tokens: {_HOPPER_WAYS[way]}"
 
 
 def _moe(chip: Capability, tokens: int) -> tuple[str, str]:

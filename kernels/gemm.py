@@ -85,6 +85,11 @@ def choose(tokens: int, weight: PreparedWeight, *, residual: bool = False) -> Wa
     """The way that `gemm` takes for `tokens` rows of activations, with RAC's columns or without."""
     if isinstance(weight, NativeWeight):
         return "native"
+    return hopper_way(tokens, residual=residual)
+
+
+def hopper_way(tokens: int, *, residual: bool = False) -> Way:
+    """`choose` on Hopper, whatever the weight."""
     if tokens <= (16 if residual else 32):
         return "decode"
     return "wide" if tokens <= DECODE_TOKENS else "prefill"

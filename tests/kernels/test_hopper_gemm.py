@@ -119,7 +119,7 @@ def test_products_stay_within_the_bound_of_their_sums(shape: tuple[int, int, int
         for plan in (
             hopper.Plan(tokens=16),
             hopper.Plan(tokens=8, k_warps=1, row_warps=4, run=1),
-            hopper.Plan(tokens=32, splits=3),
+            hopper.Plan(tokens=32, run=1, splits=3),
         )
     ]
     outputs.append(wide.wide(a, prepared, wide.WidePlan(tokens=64, splits=2), blocks=blocks, out_dtype=torch.float32))
