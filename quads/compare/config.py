@@ -45,7 +45,7 @@ class CompareConfig:
     fresh: bool = field(
         default=False, metadata={"help": "Fine-tune the start model again instead of using the shipped one."}
     )
-    lr: float = field(default=1e-4, metadata={"help": "AdamW learning rate, constant."})
+    lr: float = field(default=1e-4, metadata={"help": "AdamW learning rate, constant; real models want about 1e-6."})
     prompts: int = field(default=64, metadata={"help": "Prompts a step."})
     samples: int = field(default=8, metadata={"help": "Samples a prompt."})
     minibatches: int = field(default=2, metadata={"help": "Optimiser updates a step."})
@@ -54,7 +54,9 @@ class CompareConfig:
     eval_every: int = field(
         default=10, metadata={"help": "Steps between held-out evaluations; the start and the end are always measured."}
     )
-    dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16: what unquantised parts compute in."})
+    dtype: str = field(
+        default="float32", metadata={"help": "float32 or bfloat16, of master weights and unquantised arithmetic."}
+    )
     threads: int = field(default=1, metadata={"help": "CPU threads; records are equal only under the same number."})
 
     def __post_init__(self) -> None:

@@ -73,9 +73,11 @@ def _run_arms(arms: list[Arm], policy: Policy, bars: Progress, console: Console)
     for number, arm in enumerate(arms):
         bar = bars.add_task(arm.label, total=steps)
 
-        def on_step(step: int, bar: Any = bar, number: int = number) -> None:
+        def on_step(step: int, arm: Arm = arm, bar: Any = bar, number: int = number) -> None:
             bars.update(bar, completed=step)
             bars.update(whole, completed=number * steps + step)
+            if bars.disable and step % arm.config.eval_every == 0:  # no terminal, no bars: a line now and then
+                console.print(f"{arm.label}: step {step} of {steps}")
 
         run_arm(arm, policy, on_step, console.print)
         write_results(arm.config.out)
@@ -127,7 +129,16 @@ def _claim(config: CompareConfig) -> None:
             settings["recipes"] = {**old["recipes"], **settings["recipes"]}
             settings["seeds"] = sorted({*old["seeds"], *settings["seeds"]})
         write_json(path, settings)
-        write_json(config.out / "stamp.json", provenance.stamp(seeds=tuple(settings["seeds"])))
+        write_json(config.out / "stamp.json", _stamp(config.out / "stamp.json", settings["seeds"]))
+
+
+def _stamp(path: Path, seeds: list[int]) -> dict[str, Any]:
+    """The stamp of this run; `earlier` holds those of the runs before it in the same folder."""
+    stamp = provenance.stamp(seeds=tuple(seeds))
+    if path.exists():
+        old = _read(path)
+        stamp["earlier"] = [*old.pop("earlier", []), old]
+    return stamp
 
 
 def _settings(config: CompareConfig) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def write(
     body = _PAGE.format(
         style=_STYLE,
         verdict=html.escape(table.verdict(learned(summary))),
-        stamp=_pairs(_flat(stamp)),
+        stamp=_pairs(_flat({**stamp, "earlier": f"{len(stamp.get('earlier', []))} runs into this folder"})),
         config=_pairs(_flat({**config["shared"], "seeds": config["seeds"], "arms": list(summary["arms"])})),
         table=_table(summary),
         meanings="".join(f"<dt>{html.escape(n)}</dt><dd>{html.escape(text)}</dd>" for n, _, text in _COLUMNS),

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import random
 import sys
@@ -45,8 +44,6 @@ class StartConfig:
     experts: int = 8
     top_k: int = 2
     forgetful: float = tasks.FORGETFUL
-    forgets: str = "every carry and borrow"
-    task: str = json.dumps(tasks.OPTIONS[tasks.SHIPPED_TASK], sort_keys=True)
     steps: int = 4000
     batch: int = 64
     lr: float = 2e-3
@@ -54,9 +51,14 @@ class StartConfig:
     decay_from: float = 0.6
     seed: int = 0
 
+    def describe(self) -> dict[str, Any]:
+        """Every field, and what the fields do not say: the task's options and the demonstrator's rule."""
+        task = {"name": tasks.SHIPPED_TASK, **tasks.OPTIONS[tasks.SHIPPED_TASK]}
+        return {**dataclasses.asdict(self), "task": task, "demonstrator": tasks.DEMONSTRATOR}
+
     @property
     def hash(self) -> str:
-        return digest(dataclasses.asdict(self))
+        return digest(self.describe())
 
 
 def build(config: StartConfig) -> Qwen3MoeForCausalLM:
@@ -129,7 +131,7 @@ def train(config: StartConfig, path: Path, progress: Callable[[int, float], None
         batch = [next(problems) for _ in range(config.batch)]
         if step < done:
             continue
-        texts = [(p.prompt, tasks.demonstrate(p, random.Random(step * config.batch + i))) for i, p in enumerate(batch)]
+        texts = [(p.prompt, _demonstrate(config, p, step * config.batch + i)) for i, p in enumerate(batch)]
         for group in optimizer.param_groups:
             group["lr"] = config.lr * schedule(config, step)
         progress(step + 1, _update(model, optimizer, *encode(tokenizer, texts)))
@@ -138,8 +140,12 @@ def train(config: StartConfig, path: Path, progress: Callable[[int, float], None
     tensors = {name: value.bfloat16().contiguous() for name, value in model.state_dict().items()}
     write_atomically(path, save(tensors, metadata={"format": "pt"}))
     about = {"hash": config.hash, "command": f"python -m quads.compare.start {path.name}"}
-    write_json(path.with_suffix(".json"), {**about, "config": dataclasses.asdict(config)})
+    write_json(path.with_suffix(".json"), {**about, "config": config.describe()})
     state.unlink(missing_ok=True)
+
+
+def _demonstrate(config: StartConfig, problem: tasks.Problem, number: int) -> str:
+    return tasks.demonstrate(problem, random.Random(number), config.forgetful)
 
 
 def schedule(config: StartConfig, step: int) -> float:

@@ -19,6 +19,7 @@ SHIPPED_TASK = "chain_sum"
 OPTIONS: dict[str, dict[str, Any]] = {
     SHIPPED_TASK: {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2},
 }
+DEMONSTRATOR = "forgets every carry and borrow of a problem, or none"
 FORGETFUL = 0.7  # share of problems in which the demonstrator forgets every carry and borrow
 
 # Problem i of a stream is reasoning-gym's problem base + i: streams further apart than they are long share no seed.
@@ -95,11 +96,11 @@ class Task:
             raise CompareError(f"compare field 'task' is {self.name!r}: {error}") from None
 
 
-def demonstrate(problem: Problem, rng: random.Random) -> str:
+def demonstrate(problem: Problem, rng: random.Random, forgetful: float = FORGETFUL) -> str:
     """The imperfect demonstrator's answer to a two-term sum: right, or with every carry and borrow forgotten."""
     a, operator, b = problem.expression.split()
     first, second = int(a), int(b) if operator == "+" else -int(b)
-    return str(forget(first, second) if rng.random() < FORGETFUL else first + second)
+    return str(forget(first, second) if rng.random() < forgetful else first + second)
 
 
 def forget(a: int, b: int) -> int:

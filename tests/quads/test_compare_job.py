@@ -9,12 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from quads.compare.characters import character_tokenizer
 from quads.compare.checkpoint import load_state
 from quads.compare.config import CompareError
 from quads.compare.records import Records
 from quads.models import ModelError
 from tests.quads.compare_run import config, evaluations, records, run, spawn
+from tests.quads.tiny import tiny_model
 
 pytest.importorskip("trl")
 pytest.importorskip("plotly")
@@ -66,6 +69,29 @@ def test_the_config_and_the_stamp_are_written(whole: Path) -> None:
     assert settings["recipes"]["quads"]["rac_ratio"] == 0.5
     assert json.loads((whole / "stamp.json").read_text())["seeds"] == [0]
     assert "quads compare" in (whole / "report.html").read_text()
+
+
+def test_the_stamps_of_earlier_runs_of_the_folder_stay(copied: Path) -> None:
+    first = json.loads((copied / "stamp.json").read_text())
+    run(copied)
+    assert json.loads((copied / "stamp.json").read_text())["earlier"] == [first]
+    run(copied)
+    assert len(json.loads((copied / "stamp.json").read_text())["earlier"]) == 2
+
+
+def test_a_local_model_folder_is_trained_with_its_own_tokenizer(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    tiny_model().save_pretrained(folder)
+    character_tokenizer().save_pretrained(folder)
+    run(tmp_path / "out", model=str(folder), steps=1, arms=("bf16", "quads"), dtype="bfloat16")
+    bf16, quads = records(tmp_path / "out")
+    # bf16 arithmetic has a floor of its own: cached decoding rounds elsewhere than the full pass does.
+    assert 0 < bf16["gap/mean"] < quads["gap/mean"]
+    shard = folder / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(ModelError, match=r"model\.safetensors is not a whole safetensors file"):
+        run(tmp_path / "other", model=str(folder))
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_killed_run_goes_on_to_the_records_of_an_uninterrupted_one(whole: Path, tmp_path: Path) -> None:
@@ -171,10 +197,6 @@ def test_a_checkpoint_cut_short_is_refused_and_the_records_stay(copied: Path) ->
 
 
 def test_a_checkpoint_of_another_run_is_refused(copied: Path) -> None:
-    import torch
-
-    from tests.quads.tiny import tiny_model
-
     model = tiny_model()
     with pytest.raises(CompareError, match="belongs to another run"):
         load_state(

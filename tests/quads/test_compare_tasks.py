@@ -9,7 +9,7 @@ import pytest
 
 from quads.compare.characters import ALPHABET, character_tokenizer
 from quads.compare.config import CompareError
-from quads.compare.tasks import FORGETFUL, Task, demonstrate, forget
+from quads.compare.tasks import FORGETFUL, OPTIONS, Task, demonstrate, forget
 
 pytest.importorskip("reasoning_gym")
 
@@ -78,9 +78,11 @@ def test_another_task_needs_a_model_and_an_unknown_one_is_refused() -> None:
         Task("no_such_task", short=False, held_out=8)
 
 
-def test_a_task_without_enough_questions_says_so() -> None:
-    with pytest.raises(CompareError, match="'held_out' is 17000: chain_sum has only"):
-        _ = Task("chain_sum", short=True, held_out=17000).held_out
+def test_a_task_without_enough_questions_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}  # 200 questions
+    monkeypatch.setitem(OPTIONS, "chain_sum", digits)
+    with pytest.raises(CompareError, match="'held_out' is 201: chain_sum has only 200 questions"):
+        _ = Task("chain_sum", short=True, held_out=201).held_out
 
 
 def test_the_tokenizer_gives_back_every_text_of_its_alphabet() -> None:
