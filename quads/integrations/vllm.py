@@ -66,3 +66,13 @@ def checksums(weights: Iterable[PackedWeight]) -> dict[str, str]:
     from quads.integrations.vllm_plugin import packed
 
     return packed.checksums(weights)
+
+
+def abort_refit(llm: Any) -> None:
+    """End a weight-update session of backend `quads` that was begun and cannot be finished; old weights are kept."""
+    from quads.integrations.vllm_plugin.refit import RefitError
+
+    try:
+        llm.update_weights({"update_info": {"abort": True}})
+    except RefitError:
+        return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,7 +54,6 @@ class QuadsLinearMethod(_CheckpointShaped):
         self.product = LayerProduct(recipe, prefix, WEIGHT, seed)
         self.rows: list[int] = []
         self.key = ""
-        self.port: RefitPort | None = None
         self.backend = backends.for_layer(recipe, grouped=False)
 
     def create_weights(self, layer: Module, *args: Any, **kwargs: Any) -> None:
@@ -76,10 +74,9 @@ class QuadsLinearMethod(_CheckpointShaped):
         weight = weights.loaded(layer, WEIGHT)
         if weight is None:
             return
-        kept = self._derive(layer, weight)
-        port = RefitPort(self.prefix, layer.weight, self._commit(layer))  # type: ignore[arg-type]
-        weights.install(layer, WEIGHT, kept, port)
-        self._done(port)
+        port = RefitPort(self.prefix, layer.weight, lambda new: self._keep(layer, new))  # type: ignore[arg-type]
+        self._keep(layer, weight)
+        layer.register_parameter(WEIGHT, port.parameter())
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.compiler.is_compiling():
@@ -90,24 +87,11 @@ class QuadsLinearMethod(_CheckpointShaped):
 
     def multiply(self, layer: Module, x: Tensor) -> Tensor:
         """x [..., K] times the weight, without a bias."""
-        if self.port is not None:
-            self.port.check_complete()
+        weights.port_of(layer, WEIGHT)
         return self.product.matmul(layer, x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
 
-    def _derive(self, layer: Module, weight: Tensor) -> dict[str, Tensor]:
+    def _keep(self, layer: Module, weight: Tensor) -> None:
         sharded = getattr(layer, "tp_size", 1) > 1
         group = get_tp_group().device_group if sharded else None
-        return weights.derive(weight, self.recipe, self.prefix, rows=self.rows, group=group)
-
-    def _commit(self, layer: Module) -> Callable[[Tensor], None]:
-        def commit(weight: Tensor) -> None:
-            assert self.port is not None
-            weights.install(layer, WEIGHT, self._derive(layer, weight), self.port)
-            self.product.end_of_rollout()
-
-        return commit
-
-    def _done(self, port: RefitPort) -> None:
-        if self.port is not None:
-            self.product.end_of_rollout()
-        self.port = port
+        weights.write(layer, WEIGHT, weights.derive(weight, self.recipe, self.prefix, rows=self.rows, group=group))
+        self.product.new_weights()

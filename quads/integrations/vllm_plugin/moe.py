@@ -109,7 +109,6 @@ class QuadsMoEMethod(_Experts):
         self.products = {
             name: LayerProduct(recipe, site, name, seed + i) for i, (name, site) in enumerate(self.sites.items())
         }
-        self.ports: dict[str, RefitPort] = {}
         self.backend = backends.for_layer(recipe, grouped=True)
 
     def create_weights(self, layer: Module, *args: Any, **kwargs: Any) -> None:
@@ -128,21 +127,20 @@ class QuadsMoEMethod(_Experts):
         for name, tensors in kept.items():
             template: Any = layer._parameters[name]
             port = RefitPort(self.sites[name], template, self._commit(layer, name))
-            weights.install(layer, name, tensors, port)
-            if name in self.ports:
-                self.products[name].end_of_rollout()
-            self.ports[name] = port
+            self._write(layer, name, tensors)
+            layer.register_parameter(name, port.parameter())
 
     def _derive(self, name: str, weight: Tensor) -> dict[str, Tensor]:
         group = get_tp_group().device_group if self.moe.moe_parallel_config.tp_size > 1 else None
-        return weights.derive(weight, self.recipe, self.sites[name], rows=[], interleave=name == W13, group=group)
+        site = self.sites[name]
+        return weights.derive(weight, self.recipe, site, rows=[], interleave=name == W13, group=group)
+
+    def _write(self, layer: Module, name: str, tensors: dict[str, Tensor]) -> None:
+        weights.write(layer, name, tensors)
+        self.products[name].new_weights()
 
     def _commit(self, layer: Module, name: str) -> Callable[[Tensor], None]:
-        def commit(weight: Tensor) -> None:
-            weights.install(layer, name, self._derive(name, weight), self.ports[name])
-            self.products[name].end_of_rollout()
-
-        return commit
+        return lambda weight: self._write(layer, name, self._derive(name, weight))
 
     def multiply(self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
         """As the base class; on a GPU through the fused kernels."""
@@ -150,8 +148,8 @@ class QuadsMoEMethod(_Experts):
             return super().multiply(layer, x, topk_weights, topk_ids)
         from quads.integrations.vllm_plugin import device
 
-        for port in self.ports.values():
-            port.check_complete()
+        for name in self.sites:
+            weights.port_of(layer, name)
         ids = topk_ids if layer.expert_map is None else layer.expert_map[topk_ids.long()]
         prepared = (weights.prepared(layer, W13, interleave=True), weights.prepared(layer, W2, interleave=False))
         k13, k2 = (layer._parameters[name].shape[-1] for name in (W13, W2))
@@ -159,5 +157,5 @@ class QuadsMoEMethod(_Experts):
         return device.experts(x, topk_weights, ids, prepared, rows, calibrate=may_calibrate())
 
     def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
-        self.ports[name].check_complete()
+        weights.port_of(layer, name)
         return self.products[name].grouped_matmul(layer, x, ends)

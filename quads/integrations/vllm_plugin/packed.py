@@ -124,7 +124,7 @@ def _local_experts(slot: _Slot, outer: Tensor) -> Tensor:
 def _write(slot: _Slot, weight: PackedWeight) -> None:
     for suffix, tensor in ((weights.PACKED, weight.packed), (weights.SCALE, weight.scales)):
         target: Any = slot.layer._parameters[slot.name + suffix]
-        port = slot.layer._parameters[slot.name].weight_loader  # type: ignore[union-attr]
+        port = weights.port_of(slot.layer, slot.name)
         try:
             if slot.expert:
                 _write_experts(port, target, slot, tensor)

