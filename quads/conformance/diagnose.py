@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from quads.conformance import layout_effects
 from quads.conformance.faults import Fault, field_faults, quantizer_faults
 from quads.conformance.observe import differences, questions
 from quads.conformance.protocol import Protocol, Quantized
@@ -18,6 +19,7 @@ from quads.emulation import dialects
 from quads.emulation.dialects import EXACT, Dialect
 
 NEAREST = 3  # dialects besides the intended one that faults are planted in
+ORDERS = 4  # faults of order that are combined with faults of arithmetic
 _LAST = {"enumeration", "generated"}
 
 
@@ -51,18 +53,33 @@ def explain(
 ) -> list[Explanation]:
     """Explanations, complete ones first and the simplest of them only; else the three that leave least."""
     small = _small(observed, dialects.load(target or nearest[0]), protocol)
-    found: list[Explanation] = []
-    for base in bases(nearest, target):
-        asked = list(questions(small, base, protocol))
-        alone = _left(asked, correct)
-        for fault in (*quantizer_faults(), *field_faults(base)):
-            found.append(Explanation(base.name, (fault,), _left(asked, fault.effect), alone))
-    complete = [_checked(e, observed, protocol) for e in found if e.complete]
-    complete = [e for e in complete if e.complete] or _pairs(found, small, observed, protocol)
+    asked = {base: _failing_first(list(questions(small, base, protocol))) for base in bases(nearest, target)}
+    tried = [(base, fault) for base in asked for fault in (*quantizer_faults(), *field_faults(base))]
+    single = [(base, (fault,)) for base, fault in tried if _explains(asked[base], fault.effect)]
+    complete = [e for e in (_checked(*found, observed, protocol) for found in single) if e.complete]
     if complete:
         return _one_per_fault(complete)
-    partly = [e for e in found if e.left < e.of and e.of - e.left > e.of // 10]
-    return sorted(partly, key=lambda e: e.left)[:3]
+    alone = {base: _left(cases, correct) for base, cases in asked.items()}
+    partly = [Explanation(base.name, (f,), _left(asked[base], f.effect), alone[base]) for base, f in tried]
+    partly.sort(key=lambda e: e.left)
+    complete = _pairs(partly, asked, observed, protocol)
+    return _one_per_fault(complete) or [e for e in partly if e.of - e.left > e.of // 10][:3]
+
+
+_Asked = list[tuple[Observation, Question]]
+
+
+def _failing_first(asked: _Asked) -> _Asked:
+    """Cases that differ from the plain dialect first: a wrong hypothesis fails on them at once."""
+    return sorted(asked, key=lambda item: difference(item[0].answer, correct(item[1]), item[1]).total == 0)
+
+
+def _explains(asked: _Asked, effect: Reference) -> bool:
+    return all(difference(observation.answer, effect(q), q).total == 0 for observation, q in asked)
+
+
+def _left(asked: _Asked, effect: Reference) -> int:
+    return sum(difference(observation.answer, effect(q), q).total for observation, q in asked)
 
 
 def _small(observed: list[Observation], dialect: Dialect, protocol: Protocol) -> list[Observation]:
@@ -76,18 +93,10 @@ def _small(observed: list[Observation], dialect: Dialect, protocol: Protocol) ->
     return directed + worst
 
 
-_Asked = list[tuple[Observation, Question]]
-
-
-def _left(asked: _Asked, effect: Reference) -> int:
-    return sum(difference(observation.answer, effect(q), q).total for observation, q in asked)
-
-
-def _checked(e: Explanation, observed: list[Observation], protocol: Protocol) -> Explanation:
+def _checked(base: Dialect, faults: tuple[Fault, ...], observed: list[Observation], protocol: Protocol) -> Explanation:
     """The explanation on all observations."""
-    base, effect = dialects.load(e.dialect), _composed(e.faults)
     asked = list(questions(observed, base, protocol))
-    return Explanation(e.dialect, e.faults, _left(asked, effect), _left(asked, correct))
+    return Explanation(base.name, faults, _left(asked, _composed(faults)), _left(asked, correct))
 
 
 def _composed(faults: tuple[Fault, ...]) -> Reference:
@@ -102,28 +111,22 @@ def _composed(faults: tuple[Fault, ...]) -> Reference:
 
 
 def _pairs(
-    single: list[Explanation], small: list[Observation], observed: list[Observation], protocol: Protocol
+    partly: list[Explanation], asked: dict[Dialect, _Asked], observed: list[Observation], protocol: Protocol
 ) -> list[Explanation]:
-    """Arithmetic and order together, for the dialect and faults of arithmetic that leave the least scales wrong."""
-    from quads.conformance.layout_effects import EFFECTS
-
-    base_name = min(single, key=lambda e: e.left).dialect
-    base = dialects.load(base_name)
-    asked = list(questions(small, base, protocol))
-    order = [e for e in single if e.dialect == base_name and e.faults[0].name in EFFECTS]
-    order = sorted((e for e in order if e.left < e.of), key=lambda e: e.left)[:4]
-    arithmetic = [e for e in single if e.dialect == base_name and e.faults[0].name not in EFFECTS]
-    found = []
-    for second in order:
-        for first in arithmetic:
-            pair = (first.faults[0], second.faults[0])
-            if _left(asked, _composed(pair)) == 0:
-                found.append(_checked(Explanation(base_name, pair, 0, 0), observed, protocol))
-    return [e for e in found if e.complete]
+    """Arithmetic and order together, in the dialect that a single fault explains best."""
+    base = dialects.load(partly[0].dialect)
+    here = [e.faults[0] for e in partly if e.dialect == base.name]
+    order = [e.faults[0] for e in partly if e.dialect == base.name and e.left < e.of]
+    order = [fault for fault in order if fault.name in layout_effects.EFFECTS][:ORDERS]
+    pairs = [(first, second) for second in order for first in here if first.name not in layout_effects.EFFECTS]
+    found = [pair for pair in pairs if _explains(asked[base], _composed(pair))]
+    return [e for e in (_checked(base, pair, observed, protocol) for pair in found) if e.complete]
 
 
 def _one_per_fault(complete: list[Explanation]) -> list[Explanation]:
     """Explanations that differ only by the dialect say the same: keep the one of the fewest bytes, then the first."""
+    if not complete:
+        return []
     best: dict[tuple[str, ...], Explanation] = {}
     for e in sorted(complete, key=lambda e: e.of):
         best.setdefault(tuple(fault.name for fault in e.faults), e)

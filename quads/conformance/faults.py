@@ -108,6 +108,8 @@ def _field_fault(field: str, value: Any) -> Fault:
 
     def effect(q: Question) -> Quantized:
         changed = q.dialect.replace(**{field: value, "name": f"{q.dialect.name}, {field}={value}"})
+        if not changed.multiplier.startswith("x/") and changed.underflow == "zero_step":
+            changed = changed.replace(underflow="zero_scale")  # the same guard, for a multiplier
         if changed.rule != "six" and changed.error == "q*s*amax/max" and q.outer is not None:
             changed = changed.replace(error="q*s*g")
         return _whole_tiles(Question(q.x, _redirected(q, changed), changed, q.protocol))

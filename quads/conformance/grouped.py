@@ -87,7 +87,8 @@ def _case(
     a = raw(sum(counts), k, seed=sum(counts))
     each = [raw(columns, k, seed=1000 + expert) for expert in range(experts)]
     w = NVFP4Tensor(torch.stack([x.codes for x in each]), torch.stack([x.scales for x in each]), scalar(1.0))
-    alphas = 1.0 / (3.0 + torch.arange(experts * protocol.shards, dtype=torch.float32).reshape(experts, -1) % 11)
+    index = torch.arange(experts * protocol.shards).reshape(experts, -1)
+    alphas = 1.0 / (3.0 + (5 * index + 2) % 11).float()
     return GroupedCase(name, group, a, w, alphas.squeeze(-1) if protocol.shards == 1 else alphas, counts, dtype)
 
 

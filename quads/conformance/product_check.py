@@ -121,13 +121,11 @@ def _diagnosis(
     seen: list[_Seen], family: Family, protocol: Protocol, bases: list[Arithmetic], report: TargetReport
 ) -> Arithmetic:
     """Name the faults that explain every output; the arithmetic they are planted in."""
-    found = []
-    for a in bases:
-        alone = _left(seen, family, protocol, a, family.correct)
-        for fault in family.faults():
-            found.append((_left(seen, family, protocol, a, fault.effect), alone, a, fault))
-    complete = [item for item in found if item[0] == 0]
+    tried = [(a, fault) for a in bases for fault in family.faults()]
+    alone = {a: _left(seen, family, protocol, a, family.correct) for a in bases}
+    complete = [(0, alone[a], a, fault) for a, fault in tried if _explains(seen, family, protocol, a, fault)]
     first = complete[0][2] if complete else bases[0]
+    found = [] if complete else [(_left(seen, family, protocol, a, f.effect), alone[a], a, f) for a, f in tried]
     for left, alone, a, fault in [item for item in complete if item[2] is first] or _most(found):
         share = "all" if left == 0 else f"{alone - left} of"
         sentence = f"{a.name} with {fault.name}: {fault.summary} ({share} {alone} differing outputs; {fault.evidence})"
@@ -139,6 +137,11 @@ def _diagnosis(
     if not report.explanations:
         report.findings.append(Finding("differs", "error", "no known fault explains the outputs"))
     return first
+
+
+def _explains(seen: list[_Seen], family: Family, protocol: Protocol, a: Arithmetic, fault: Fault) -> bool:
+    asked = ((s, family.ask(s.case, a, protocol)) for s in seen)
+    return not any(bool(bits_differ(s.answer, fault.effect(q)).any()) for s, q in asked)
 
 
 def _most(found: list[tuple[int, int, Arithmetic, Fault]]) -> list[tuple[int, int, Arithmetic, Fault]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quads.conformance import protocol as contract
-from quads.conformance.products import ONE, ProductQuestion, correct
+from quads.conformance.products import ONE, ProductQuestion, accumulated, correct
 from quads.emulation import gemm, layout
 from quads.emulation.quantizers import BLOCK, NVFP4Tensor
 
@@ -77,12 +77,14 @@ def _k_tail(multiple: int, x: NVFP4Tensor, q: ProductQuestion) -> NVFP4Tensor:
 
 
 def _alpha(change: Callable[[Tensor], Tensor], q: ProductQuestion) -> Tensor:
-    return correct(dataclasses.replace(q, case=dataclasses.replace(q.case, alpha=change(q.case.alpha))))
+    changed = dataclasses.replace(q.case, alpha=change(q.case.alpha))
+    changed.sums.update(q.case.sums)  # the operands are the same
+    return correct(dataclasses.replace(q, case=changed))
 
 
 def _truncated(q: ProductQuestion) -> Tensor:
     """FP32 results are cut to the output dtype toward zero."""
-    exact = gemm.epilogue(q.arithmetic.accumulate(q.case.a, q.case.b), q.case.alpha, torch.float32)
+    exact = gemm.epilogue(accumulated(q), q.case.alpha, torch.float32)
     if q.case.dtype != torch.bfloat16:
         return correct(q)
     return (exact.view(torch.int32) & -0x10000).view(torch.float32).to(torch.bfloat16)
@@ -93,7 +95,7 @@ def _saturated(q: ProductQuestion) -> Tensor:
 
 
 def _through(dtype: torch.dtype, q: ProductQuestion) -> Tensor:
-    exact = gemm.epilogue(q.arithmetic.accumulate(q.case.a, q.case.b), q.case.alpha, torch.float32)
+    exact = gemm.epilogue(accumulated(q), q.case.alpha, torch.float32)
     return exact.to(dtype).to(q.case.dtype)
 
 

@@ -8,7 +8,7 @@ order and rounding of the K sum, and an epilogue; which one a kernel has is a fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -35,6 +35,7 @@ class ProductCase:
     alpha: Tensor
     dtype: torch.dtype
     poison: int = 0
+    sums: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)  # by accumulation
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Arithmetic:
     """How a product sums and casts. native: the modelled tensor-core arithmetic, up to the order of its steps."""
 
     name: str
+    sum_name: str
     accumulate: Accumulate
     epilogue: Epilogue
     native: bool = False
@@ -58,8 +60,15 @@ class ProductQuestion:
 
 def correct(q: ProductQuestion) -> Tensor:
     """The arithmetic's own answer [M, N]."""
-    acc = q.arithmetic.accumulate(q.case.a, q.case.b)
-    return q.arithmetic.epilogue(acc, q.case.alpha, q.case.dtype)
+    return q.arithmetic.epilogue(accumulated(q), q.case.alpha, q.case.dtype)
+
+
+def accumulated(q: ProductQuestion) -> Tensor:
+    """FP32 accumulators [M, N]; three epilogues ask for each."""
+    sums, name = q.case.sums, q.arithmetic.sum_name
+    if name not in sums:
+        sums[name] = q.arithmetic.accumulate(q.case.a, q.case.b)
+    return sums[name]
 
 
 def bits_differ(got: Tensor, want: Tensor) -> Tensor:
@@ -146,7 +155,7 @@ _CASTS: dict[str, Epilogue] = {
 def arithmetics() -> dict[str, Arithmetic]:
     """Every sum with every cast, the tensor core's own first."""
     return {
-        sum_name + cast_name: Arithmetic(sum_name + cast_name, total, cast, native and not cast_name)
+        sum_name + cast_name: Arithmetic(sum_name + cast_name, sum_name, total, cast, native and not cast_name)
         for cast_name, cast in _CASTS.items()
         for sum_name, (total, native) in _SUMS.items()
     }
