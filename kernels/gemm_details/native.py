@@ -15,7 +15,11 @@ from quads.kernels.prepack import NativeWeight, Quantized
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One program's share: tokens x rows of the weight, K in steps of `blocks` scale blocks; `swap`: weight first."""
+    """One program's share: tokens x rows of the weight, K in steps of `blocks` scale blocks.
+
+    swap: weight first; tma: weight and its scales through TMA; specialize: warps that load and warps that multiply,
+    where no block is repeated (with RAC's second loop it spills).
+    """
 
     tokens: int
     rows: int
@@ -25,6 +29,7 @@ class Tile:
     tma: bool
     warps: int
     stages: int
+    specialize: bool = False
 
     def constants(self) -> dict[str, int | bool]:
         return {
@@ -36,8 +41,8 @@ class Tile:
 # Tensor cores with FP4: few tokens, many tokens. sm_120 has 99 KiB of shared memory and no tensor memory.
 _TILES: dict[str, tuple[Tile, Tile]] = {
     "sm_100": (
-        Tile(tokens=32, rows=128, blocks=16, swap=True, native=True, tma=True, warps=4, stages=4),
-        Tile(tokens=128, rows=128, blocks=16, swap=False, native=True, tma=True, warps=8, stages=4),
+        Tile(tokens=32, rows=128, blocks=16, swap=True, native=True, tma=True, warps=4, stages=4, specialize=True),
+        Tile(tokens=128, rows=128, blocks=16, swap=False, native=True, tma=True, warps=8, stages=4, specialize=True),
     ),
     "sm_120": (
         Tile(tokens=16, rows=128, blocks=16, swap=True, native=True, tma=False, warps=4, stages=2),
@@ -94,7 +99,8 @@ def product(
         a.packed, a.scales, a.outer, b.codes, b.scales, b.outer,
         blocks, out, grouping.slots if grouping else None, grouping.groups if grouping else None,
         rows, b.n, b.k // BLOCK, extra, token_blocks, b.experts, grouping.share if grouping else 1,
-        **tile.constants(), **steps(tile, b.k // BLOCK, extra), PERSISTENT=persistent, SPECIALIZE=False,
+        **tile.constants(), **steps(tile, b.k // BLOCK, extra), PERSISTENT=persistent,
+        SPECIALIZE=tile.specialize and extra == 0,
         GROUPED=grouping is not None, SELECTED=blocks is not None and blocks.ndim == 2,
         HALVES=b.outer.ndim == 2, OUTER_PER_ROW=a.outer.numel() > 1,
         num_warps=tile.warps, num_stages=tile.stages,

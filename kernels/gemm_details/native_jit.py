@@ -115,6 +115,7 @@ def _tile(
     SWAP: tl.constexpr,
     NATIVE: tl.constexpr,
     TMA: tl.constexpr,
+    SPECIALIZE: tl.constexpr,
     GROUPED: tl.constexpr,
     SELECTED: tl.constexpr,
     HALVES: tl.constexpr,
@@ -141,7 +142,7 @@ def _tile(
     x_at = x_codes + x_row[:, None] * (width * 8)
     xs_at = x_scales + x_row[:, None] * width
     acc = tl.zeros((ROWS, TOKENS) if SWAP else (TOKENS, ROWS), dtype=tl.float32)
-    for step in range(STEPS):
+    for step in tl.range(0, STEPS, warp_specialize=SPECIALIZE):
         first = step * BLOCKS
         inside = (first + step_block) < k_blocks
         bytes_inside = (first * 8 + byte) < k_blocks * 8
@@ -231,8 +232,9 @@ def scaled_product(
         atoms = tl.cdiv(k_blocks, 4)
         tile_rows = experts * tl.cdiv(n, 128)
         w_desc = tl.make_tensor_descriptor(w_codes, [experts * n, k_blocks * 8], [k_blocks * 8, 1], [ROWS, BLOCKS * 8])
+        # As E4M3 from the start: a cast after the transposition keeps the scales from going smem -> TMEM (tcgen05.cp).
         s_desc = tl.make_tensor_descriptor(
-            w_scales,
+            w_scales.to(tl.pointer_type(tl.float8e4nv)),
             [1, tile_rows, atoms, 2, 256],
             [tile_rows * atoms * 512, atoms * 512, 512, 256, 1],
             [1, ROWS // 128, BLOCKS // 4, 2, 256],
@@ -241,14 +243,12 @@ def scaled_product(
         w_desc = w_codes
         s_desc = w_scales
     if PERSISTENT:
-        for tile in tl.range(
-            tl.program_id(0), row_tiles * token_blocks, tl.num_programs(0), warp_specialize=SPECIALIZE
-        ):
+        for tile in tl.range(tl.program_id(0), row_tiles * token_blocks, tl.num_programs(0)):
             if not GROUPED or tl.load(groups + tile // row_tiles) >= 0:
                 _tile(
                     tile // row_tiles, tile % row_tiles * ROWS, w_desc, s_desc, x_codes, x_scales, x_outer,
                     w_codes, w_scales, w_outer, blocks, out, slots, groups, rows, n, k_blocks, extra, slot_share,
-                    TOKENS, ROWS, BLOCKS, STEPS, EXTRA_STEPS, SWAP, NATIVE, TMA, GROUPED, SELECTED, HALVES,
+                    TOKENS, ROWS, BLOCKS, STEPS, EXTRA_STEPS, SWAP, NATIVE, TMA, SPECIALIZE, GROUPED, SELECTED, HALVES,
                     OUTER_PER_ROW,
                 )  # fmt: skip
     else:
@@ -257,6 +257,6 @@ def scaled_product(
             _tile(
                 tile // row_tiles, tile % row_tiles * ROWS, w_desc, s_desc, x_codes, x_scales, x_outer,
                 w_codes, w_scales, w_outer, blocks, out, slots, groups, rows, n, k_blocks, extra, slot_share,
-                TOKENS, ROWS, BLOCKS, STEPS, EXTRA_STEPS, SWAP, NATIVE, TMA, GROUPED, SELECTED, HALVES,
+                TOKENS, ROWS, BLOCKS, STEPS, EXTRA_STEPS, SWAP, NATIVE, TMA, SPECIALIZE, GROUPED, SELECTED, HALVES,
                 OUTER_PER_ROW,
             )  # fmt: skip

@@ -42,9 +42,13 @@ class Case:
     def tile(self) -> native.Tile:
         return native.tile_for(FAMILY[self.chip], self.tokens)
 
+    @property
+    def specialized(self) -> bool:
+        return self.tile.specialize and self.extra == 0
+
     def job(self) -> Job:
         constants = {**self.tile.constants(), **native.steps(self.tile, K // 16, self.extra)}
-        flags = {"PERSISTENT": True, "SPECIALIZE": False, "GROUPED": self.grouped, "SELECTED": False}
+        flags = {"PERSISTENT": True, "SPECIALIZE": self.specialized, "GROUPED": self.grouped, "SELECTED": False}
         return Job(
             kernel=KERNEL,
             chip=self.chip,
@@ -91,6 +95,7 @@ def test_weights_and_their_scales_come_through_tma(chip: str) -> None:
     report = reports()[Case(chip, 16, 0, grouped=True)]
     assert report.count("cp.async.bulk.tensor.2d") > 0
     assert report.count("cp.async.bulk.tensor.5d") > 0
+    assert report.count("tcgen05.cp", "warpx4", "32x128b") > 0  # scales go from shared memory to TMEM, not by registers
 
 
 @pytest.mark.slow
@@ -122,7 +127,8 @@ def record() -> None:
         rows.append({
             "chip": case.chip, "tokens": case.tokens, "extra": case.extra, "grouped": case.grouped,
             "tile_tokens": tile.tokens, "tile_rows": tile.rows, "k_per_step": per_step, "swap": tile.swap,
-            "tma": tile.tma, "stages": tile.stages, "warps": tile.warps, "registers": report.registers,
+            "tma": tile.tma, "warp_specialized": case.specialized,
+            "stages": tile.stages, "warps": tile.warps, "registers": report.registers,
             "spill_bytes": report.spill_bytes, "shared_bytes": report.shared_bytes, "tmem_columns": report.tmem_columns,
             "native_mma_instructions": report.count(*MMA[FAMILY[case.chip]]), "native_mma_per_step": multiplies(case),
             "weight_bytes_per_step": tile.rows * per_step * 9 // 16,
