@@ -65,7 +65,7 @@ def _figure(traces: list[Any], x: str, y: str, **layout: Any) -> go.Figure:
 
 def _error_bars(rows: list[dict[str, Any]]) -> dict[str, Any]:
     up, down = [row["high"] - row["mean"] for row in rows], [row["mean"] - row["low"] for row in rows]
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1, "width": 2}
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1, "color": _GREY}
 
 
 def _ratio_figure(document: Document) -> go.Figure:

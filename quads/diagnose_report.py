@@ -32,14 +32,6 @@ th:first-child, td:first-child { text-align: left; } th { color: var(--dim); fon
 pre { background: var(--card); padding: 10px; overflow-x: auto; font-size: 12px; }
 """
 
-_MEANING = {
-    "weights": "Q(W), activations untouched: what a QAT trainer computes",
-    "activations": "Q(X), weights untouched",
-    "both": "W4A4, naive",
-    "engine": "no quantisation: other GEMM order, other attention kernel",
-    "recorded": "what the rollout engine reported",
-}
-
 
 def write_html(document: Document, stamp: dict[str, Any]) -> str:
     """The report as one HTML page with plotly.js inlined once; `document` is what diagnose.json holds."""
@@ -109,7 +101,7 @@ def _gap_table(document: Document) -> tuple[list[str], list[list[str]]]:
         name, other = row["variant"], trainer.get(row["variant"])
         second = [_number(other["mean"]), _interval(other)] if other else ["", ""]
         middle = [_number(row[key]) for key in ("p50", "p99", "max", "k3")]
-        error = f"{100 * errors[name]:.2f} %" if name in errors else ""
+        error = _percent(errors[name]) if name in errors else ""
         rows.append([name, _number(row["mean"]), _interval(row), *middle, *second, error])
     return header, rows
 
@@ -152,15 +144,12 @@ def _kept_table(document: Document) -> tuple[list[str], list[list[str]]]:
     ]
 
 
-def meaning(variant: str) -> str:
-    """What a variant's name stands for, in a few words."""
-    kind, _, rest = variant.partition("-")
-    scopes = {"rac": "top residual, one choice a batch", "token": "top residual, a choice a token", "random": "random"}
-    return _MEANING.get(variant) or f"W4A4 + RAC {rest.partition('-')[0]} %, {scopes[kind]}"
-
-
 def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %" if share >= 1e-4 else f"{100 * share:.4f} %"
 
 
 def _interval(row: dict[str, Any]) -> str:
