@@ -1,7 +1,8 @@
 """`launch` runs a public kernel wrapper on CPU tensors: on the GPU where there is one, else in Triton's interpreter.
 
 The interpreter must be switched on before triton is first imported, and a process that has it cannot compile, so
-it lives in one worker process for the whole session.
+it lives in one worker process for the whole session. Deterministic mode poisons every torch.empty (NaN, or the
+largest integer), so a byte that a kernel forgets is a wrong byte.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ def _move(value: Any, device: str) -> Any:
 
 def _on_gpu(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     moved = {key: _move(value, "cuda") for key, value in kwargs.items()}
-    return _move(function(*(_move(a, "cuda") for a in args), **moved), "cpu")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        return _move(function(*(_move(a, "cuda") for a in args), **moved), "cpu")
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +46,8 @@ def launch() -> Iterator[Callable[..., Any]]:
         yield _on_gpu
         return
     os.environ["TRITON_INTERPRET"] = "1"
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as worker:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=torch.use_deterministic_algorithms, initargs=(True,)) as worker:
         try:
             worker.submit(os.getpid).result()
         finally:
