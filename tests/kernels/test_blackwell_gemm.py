@@ -108,6 +108,26 @@ def test_too_few_rows_for_the_first_operand_are_caught() -> None:
 
 
 @pytest.mark.slow
+def test_the_portable_twin_compiles_for_chips_without_fp4() -> None:
+    few, many = (native.tile_for("portable", tokens) for tokens in (1, 4096))
+    jobs = [
+        Job(
+            kernel=KERNEL,
+            chip="sm_90a",
+            signature=SIGNATURE,
+            divisible=ALIGNED,
+            constants={
+                **{**Case("sm_100a", 1).job().constants, **tile.constants(), **native.steps(tile, 256, extra)},
+                "SPECIALIZE": False,
+            },
+            options={"num_warps": tile.warps, "num_stages": tile.stages},
+        )
+        for tile, extra in ((few, 64), (many, 0))
+    ]
+    assert [report.problems() for report in compile_jobs(jobs)] == [[], []]
+
+
+@pytest.mark.slow
 def test_the_published_record_is_what_the_compiler_says() -> None:
     recorded = {
         (row["chip"], row["tokens"], row["extra"], row["grouped"]): row
