@@ -60,15 +60,18 @@ def test_block_scales_are_not_taken_from_halves_of_a_pair(
     reports: dict[tuple[str, str], Report], name: str, chip: str
 ) -> None:
     """Triton's cast to E4M3 splits a pair by shr.s16, which ptxas 12.8 reads too early: every fourth scale was 0."""
-    assert reports[name, chip].count("shr.s16") == 0
+    ptx = reports[name, chip].ptx
+    pairs = set(re.findall(r"cvt\.rn\.satfinite\.e4m3x2\.f32\s+(%\w+|\w+),", ptx))
+    halves = set(re.findall(r"shr\.s16\s+%\w+, (%\w+), 8;", ptx))
+    assert pairs and not pairs & halves
 
 
 @pytest.mark.parametrize("chip", ["sm_90a", "sm_100a", "sm_120a"])
 def test_loads_and_stores_are_as_wide_as_the_block_allows(reports: dict[tuple[str, str], Report], chip: str) -> None:
-    """Two blocks a thread: four 16-byte loads of x, two 8-byte stores of codes."""
+    """Four blocks a thread: eight 16-byte loads of x, four 8-byte stores of codes."""
     report = reports["quantize", chip]
-    assert report.count("ld.global.v4.b32") == 4
-    assert report.count("st.global.v2.b32") == 2
+    assert report.count("ld.global.v4.b32") == 8
+    assert report.count("st.global.v2.b32") == 4
 
 
 @pytest.mark.parametrize("element", ["fp16", "fp32"])
