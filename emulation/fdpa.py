@@ -5,7 +5,8 @@ normalised (exponent stays the format's smallest), NaN and Inf in the significan
 value beside the exponent that the hardware aligns by. All is exact: in units of 2^(top - F) a sum is an integer
 below 33 * 2^(F+2) (T-FDPA, F <= 25) or 5 * 2^(F+11) (groups of 16, F <= 36), and float64 holds 2^53.
 
-float64 rather than int64 alignment: both were measured; see docs/evidence.md, "Speed".
+float64 rather than int64: to align and add 4 x 128 x 128 terms took 0.13 ms in float64 and 0.42 ms in int64 (measured,
+torch 2.13, one thread of an AMD EPYC), where int64 needs shifts both ways and the sign apart.
 """
 
 from __future__ import annotations
