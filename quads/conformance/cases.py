@@ -8,7 +8,9 @@ given (None: the tensor's own). All values are written down or enumerated: nothi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,14 +41,20 @@ class QuantCase:
     group: str
     x: Tensor
     amax: float | None = None  # calibrated; needs an outer scale that is given
+    asked: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)  # see `reference`
 
     @property
     def finite(self) -> bool:
         return bool(self.x.isfinite().all())
 
 
-def directed(protocol: Protocol, dtype: torch.dtype) -> Iterator[QuantCase]:
+@lru_cache(maxsize=4)
+def directed(protocol: Protocol, dtype: torch.dtype) -> tuple[QuantCase, ...]:
     """Written-down cases: special blocks, ties, associations, saturation, shapes, strides."""
+    return tuple(_directed(protocol, dtype))
+
+
+def _directed(protocol: Protocol, dtype: torch.dtype) -> Iterator[QuantCase]:
     for name, x in _special_blocks(2.5, dtype):
         yield QuantCase(f"special/{name}", "special", _rows(x, protocol))
     yield QuantCase("special/zero tensor", "special", _rows(torch.zeros(1, 16, dtype=dtype), protocol))

@@ -21,7 +21,8 @@ from quads.conformance.runner import Runner
 from quads.conformance.settings import Settings
 from quads.emulation import undecided
 
-NEAREST = 2
+NEAREST = 2  # arithmetics that faults are planted in, besides the tensor core's own
+SEQUENTIAL = "sequential"
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,12 @@ def _verdict(
     report: TargetReport,
 ) -> None:
     if not report.conforms:
-        bases = [base] if report.required else ranked[:NEAREST]
+        native = [a for a in ranked if a.native]
+        bases = (
+            [base]
+            if report.required
+            else list(dict.fromkeys([*native[:1], *ranked[:NEAREST], *(a for a in ranked if a.name == SEQUENTIAL)]))
+        )
         base = _diagnosis(seen, family, protocol, bases, report)
     report.against = base.name
     differs = [bits_differ(s.answer, family.correct(family.ask(s.case, base, protocol))) for s in seen]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -161,8 +161,13 @@ def arithmetics() -> dict[str, Arithmetic]:
     }
 
 
-def product_cases(protocol: Protocol) -> Iterator[ProductCase]:
-    """All cases, in every output dtype of the protocol."""
+@lru_cache(maxsize=2)
+def product_cases(protocol: Protocol) -> tuple[ProductCase, ...]:
+    """All cases, in every output dtype of the protocol; made once, for they keep their sums."""
+    return tuple(_cases(protocol))
+
+
+def _cases(protocol: Protocol) -> Iterator[ProductCase]:
     for name in protocol.dtypes:
         dtype = DTYPES[name]
         for shape in ((128, 128, 256), (128, 128, 64), (1, 128, 464), (5, 24, 80), (33, 136, 208), (129, 257, 192)):

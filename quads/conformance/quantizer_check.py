@@ -7,7 +7,7 @@ from collections import Counter
 
 from quads.conformance import cases, diagnose, generated, kinds, minimal, observe
 from quads.conformance.cases import QuantCase
-from quads.conformance.observe import Log
+from quads.conformance.observe import Log, Tally
 from quads.conformance.protocol import DTYPES
 from quads.conformance.reference import Difference, Observation, Question, correct, difference, given_outer, question
 from quads.conformance.result import Candidate, CaseResult, Finding, TargetReport
@@ -32,9 +32,7 @@ def check_quantizer(runner: Runner, report: TargetReport, settings: Settings) ->
         ranking = observe.ranking(log.observed, protocol)
     _rules(log, report)
     if ranking:
-        names = [t.dialect for t in ranking]
-        base = target or dialects.load(names[0])
-        _verdict(runner, log, base, names, report, settings)
+        _verdict(runner, log, target or dialects.load(ranking[0].dialect), ranking, report, settings)
         report.candidates = tuple(
             Candidate(t.dialect, t.total, f"{t.codes} codes, {t.scales} scales in {t.cases} of {t.compared} cases")
             for t in ranking
@@ -70,12 +68,11 @@ def _more(runner: Runner, log: Log, dialect: Dialect, settings: Settings, report
 
 
 def _verdict(
-    runner: Runner, log: Log, base: Dialect, names: list[str], report: TargetReport, settings: Settings
+    runner: Runner, log: Log, base: Dialect, ranking: list[Tally], report: TargetReport, settings: Settings
 ) -> None:
-    protocol = runner.protocol
+    names = [t.dialect for t in ranking]
     report.required, report.against = settings.dialect, base.name
-    tallies = {t.dialect: t for t in observe.ranking(log.observed, protocol)}
-    report.speaks = tuple(name for name in names if tallies[name].total == 0)
+    report.speaks = tuple(t.dialect for t in ranking if t.total == 0)
     compared = _compared(log, base, runner)
     failing = [item for item in compared if item[2].total]
     if failing and all(kinds.depends_on_rcp(q, d) for _, q, d in failing):

@@ -16,6 +16,7 @@ from quads.emulation.dialects import Dialect
 from quads.emulation.quantizers import Trace
 
 OUTER_MAX = 2688.0
+KEPT = 1 << 15  # elements of a case whose traces are kept
 
 
 @dataclass(frozen=True)
@@ -66,11 +67,20 @@ def given_outer(case: QuantCase, protocol: Protocol) -> Tensor | None:
 
 
 def question(observed: Observation, dialect: Dialect, protocol: Protocol) -> Question:
-    """The case as `dialect` sees it; a scale of the other direction is inverted, rounded once."""
+    """The case as `dialect` sees it; a scale of the other direction is inverted, rounded once.
+
+    A small case keeps its questions, and they their traces: the given scale follows from case and protocol.
+    """
+    asked = observed.case.asked
+    if (dialect, protocol) in asked:
+        return asked[dialect, protocol]
     outer = observed.given
     if outer is not None and dialect.encodes != (protocol.outer == "divisor"):
         outer = 1.0 / outer
-    return Question(observed.case.x, outer, dialect, protocol)
+    made = Question(observed.case.x, outer, dialect, protocol)
+    if observed.case.x.numel() <= KEPT:
+        asked[dialect, protocol] = made
+    return made
 
 
 def correct(q: Question) -> Quantized:

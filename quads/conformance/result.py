@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-PASS, FAIL, CANNOT = "pass", "fail", "cannot run"
+NAMES = 3  # of dialects or arithmetics that a headline lists
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,20 @@ class TargetReport:
         if self.conforms:
             others = [name for name in self.speaks if name != self.required]
             first = self.required or others.pop(0)
-            alike = f" (on these cases also {', '.join(others)})" if others else ""
+            alike = f" (and, on these cases, to {_listed(others)})" if others else ""
             rcp = ", but for bytes that depend on rcp.approx" if self.up_to_rcp else ""
             return f"conforms to {first}{rcp}{alike}"
         if not self.candidates:
             return "gave no answer that could be compared"
         what = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         differing = sum(case.differing for case in self.cases)
-        speaks = f"; it speaks {', '.join(self.speaks)}" if self.speaks else ""
+        speaks = f"; it speaks {_listed(list(self.speaks))}" if self.speaks else ""
         return f"differs from {self.against} in {differing} places" + (f": {what}" if what else "") + speaks
+
+
+def _listed(names: list[str]) -> str:
+    shown = "; ".join(names[:NAMES])
+    return shown + (f" and {len(names) - NAMES} more" if len(names) > NAMES else "")
 
 
 @dataclass
