@@ -119,6 +119,9 @@ def _nvrtc_library() -> ctypes.CDLL:
     candidates = [f"libnvrtc.so.{major}" for major in majors] + _packaged_libraries(majors)
     for candidate in candidates:
         try:
+            # NVRTC opens its builtins by bare name: a wheel's are found only if they are loaded already.
+            for builtins in glob.glob(f"{Path(candidate).parent}/libnvrtc-builtins.so.*"):
+                ctypes.CDLL(builtins, ctypes.RTLD_GLOBAL)
             return ctypes.CDLL(candidate)
         except OSError:
             continue
