@@ -3,6 +3,8 @@
 // Per output and step of 64: four sums of 16 products (small integers, exact in int16: |p| <= 16 * 12 * 12), times the
 // scales (exact in double), truncated toward zero to multiples of 2^(top - F), added to the truncated C, and the sum
 // cut to 24 bits. As in fdpa.py all doubles are exact. Loops run over columns, so that the compiler vectorises them.
+// A zero scale has exponent -6, so its group's is at most 2; whether it counts in top cannot show, C being zero at first:
+// every term is a multiple of 2^-20.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -77,17 +79,12 @@ void block(const Problem& p, int64_t row, int64_t first, int width) {
     const int64_t* ta = p.top_a + row * groups + g;
     const double* sb = p.scale_b + g * p.n + first;
     const int64_t* tb = p.top_b + g * p.n + first;
-    const int64_t zero_scale = p.dead_counts ? 0 : kOut;
     for (int j = 0; j < width; ++j) {
       int64_t top = acc[j] == 0 ? p.zero : ((bits_of(acc[j]) >> 52) & 0x7FF) - 1023;
-      double scale[4];
-      for (int q = 0; q < 4; ++q) {
-        scale[q] = sa[q] * sb[q * p.n + j];
-        top = std::max(top, ta[q] + tb[q * p.n + j] + shift[q][j] + (scale[q] == 0 ? zero_scale : 0));
-      }
+      for (int q = 0; q < 4; ++q) top = std::max(top, ta[q] + tb[q * p.n + j] + shift[q][j]);
       const double unit = power_of_two(p.fraction_bits - top);
       double total = std::trunc(acc[j] * unit);
-      for (int q = 0; q < 4; ++q) total += std::trunc(0.25 * sums[q][j] * scale[q] * unit);
+      for (int q = 0; q < 4; ++q) total += std::trunc(0.25 * sums[q][j] * sa[q] * sb[q * p.n + j] * unit);
       acc[j] = of_bits(bits_of(total * power_of_two(top - p.fraction_bits)) & ~((int64_t{1} << 29) - 1));
     }
   }
