@@ -57,11 +57,13 @@ class ConformanceItem(pytest.Item):
         from quads.errors import CannotRunHereError
 
         option = self.config.getoption
-        fields = {name: option(f"--nvfp4-{name}") for name in _PROTOCOL}
+        fields: dict[str, Any] = {name: option(f"--nvfp4-{name}") for name in _PROTOCOL}
         if fields["dtypes"]:
             fields["dtypes"] = tuple(fields["dtypes"].split(","))
-        dialect = option("--nvfp4-dialect") if self.kind == "quantizer" else ""
-        config = CheckConfig(**{self.kind: self.spec}, dialect=dialect, level=option("--nvfp4-level"), **fields)
+        fields |= {self.kind: self.spec, "level": option("--nvfp4-level")}
+        if self.kind == "quantizer":
+            fields["dialect"] = option("--nvfp4-dialect")
+        config = CheckConfig(**fields)
         try:
             _require(check_one(self.spec, self.kind, config))  # type: ignore[arg-type]
         except CannotRunHereError as error:

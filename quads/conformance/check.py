@@ -160,4 +160,4 @@ def _write(report: CheckReport, config: CheckConfig) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(writer(report), "utf-8")
     if config.annotations:
-        print(report_machine.annotations(report), end="")
+        print(report_machine.github_annotations(report), end="")

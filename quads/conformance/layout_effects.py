@@ -72,7 +72,7 @@ def _relaid(write: Callable[[Tensor, Question], Tensor], q: Question) -> Quantiz
 def _padded(scales: Tensor, q: Question) -> Tensor:
     if q.protocol.layout == "linear":
         return scales
-    rows, blocks = layout.padded_shape(*scales.shape, layout.LAYOUTS[q.protocol.layout])
+    rows, blocks = layout.padded_shape(scales.shape[0], scales.shape[1], layout.LAYOUTS[q.protocol.layout])
     return torch.nn.functional.pad(scales, (0, blocks - scales.shape[1], 0, rows - scales.shape[0]))
 
 
@@ -95,7 +95,8 @@ def _as_layout(name: str, scales: Tensor, q: Question) -> Tensor:
 
 def _stale(q: Question) -> Quantized:
     right = correct(q)
-    _, padding = contract.read_scales(contract.write_scales(right.scales, q.protocol), *right.scales.shape, q.protocol)
+    rows, blocks = right.scales.shape
+    _, padding = contract.read_scales(contract.write_scales(right.scales, q.protocol), rows, blocks, q.protocol)
     return Quantized(right.codes, right.scales, torch.full_like(padding, 0x7F), right.outer)
 
 

@@ -132,9 +132,9 @@ def _diagnosis(
     complete = [(0, alone[a], a, fault) for a, fault in tried if _explains(seen, family, protocol, a, fault)]
     first = complete[0][2] if complete else bases[0]
     found = [] if complete else [(_left(seen, family, protocol, a, f.effect), alone[a], a, f) for a, f in tried]
-    for left, alone, a, fault in [item for item in complete if item[2] is first] or _most(found):
-        share = "all" if left == 0 else f"{alone - left} of"
-        sentence = f"{a.name} with {fault.name}: {fault.summary} ({share} {alone} differing outputs; {fault.evidence})"
+    for left, of, a, fault in [item for item in complete if item[2] is first] or _most(found):
+        share = "all" if left == 0 else f"{of - left} of"
+        sentence = f"{a.name} with {fault.name}: {fault.summary} ({share} {of} differing outputs; {fault.evidence})"
         report.explanations += (sentence,)
         report.faults += ((fault.name,),) if left == 0 else ()
         certainty = "explained by" if left == 0 else "partly explained by"

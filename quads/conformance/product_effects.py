@@ -21,8 +21,9 @@ Effect = Callable[[ProductQuestion], Tensor]
 
 
 def _operand(side: Side, change: Operands, q: ProductQuestion) -> Tensor:
-    changed = {side: change(getattr(q.case, side), q)}
-    return correct(dataclasses.replace(q, case=dataclasses.replace(q.case, **changed)))
+    changed = change(q.case.a if side == "a" else q.case.b, q)
+    case = dataclasses.replace(q.case, a=changed) if side == "a" else dataclasses.replace(q.case, b=changed)
+    return correct(dataclasses.replace(q, case=case))
 
 
 def _both(change: Operands, q: ProductQuestion) -> Tensor:

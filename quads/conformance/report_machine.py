@@ -100,7 +100,7 @@ def _result(target: TargetReport, finding: Finding) -> dict[str, Any]:
     return result
 
 
-def annotations(report: CheckReport) -> str:
+def github_annotations(report: CheckReport) -> str:
     """GitHub workflow commands, one a finding."""
     lines = []
     for target in report.targets:

@@ -151,14 +151,19 @@ def test_nibbles_swapped_in_both_operands_cannot_be_seen() -> None:
     assert check_callable(product(a_bytes=swapped, b_bytes=swapped), "gemm").passed
 
 
+def in_output_dtype(acc: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
+    return acc.to(dtype) * alpha.to(dtype)
+
+
+def in_float32(acc: Tensor, alpha: Tensor, dtype: torch.dtype) -> Tensor:
+    return (acc.to(dtype).float() * alpha).to(dtype)
+
+
 @pytest.mark.parametrize(
     ("cast", "name"),
     [
-        (
-            lambda acc, alpha, dtype: acc.to(dtype) * alpha.to(dtype),
-            "sequential, cast before alpha in the output dtype",
-        ),
-        (lambda acc, alpha, dtype: (acc.to(dtype).float() * alpha).to(dtype), "sequential, cast before alpha"),
+        (in_output_dtype, "sequential, cast before alpha in the output dtype"),
+        (in_float32, "sequential, cast before alpha"),
     ],
 )
 def test_an_epilogue_that_casts_before_alpha_is_another_arithmetic_by_name(cast: Part, name: str) -> None:

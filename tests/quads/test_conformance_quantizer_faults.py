@@ -16,7 +16,7 @@ from quads.conformance import faults
 from quads.conformance.check import check_callable
 from quads.conformance.result import TargetReport
 from quads.conformance.settings import Settings
-from tests.quads.conformance_kernels import GRID, MIDDLE, Kernel, nearest_even, tiles
+from tests.quads.conformance_kernels import GRID, MIDDLE, Kernel, e4m3, nearest_even, tiles
 
 RIGHT = Kernel()
 SWIZZLED = RIGHT.but(place=tiles)
@@ -115,7 +115,7 @@ MUTANTS: dict[str, Kernel] = {
     "code-two-complement": RIGHT.but(sign=lambda magnitude, y: torch.where(y < 0, -magnitude, magnitude) & 15),
     "scale-truncated": RIGHT.but(cast=truncated_e4m3),
     "scale-rounded-up": RIGHT.but(cast=raised_e4m3),
-    "scale-unsaturated": RIGHT.but(cast=lambda value: value.to(torch.float8_e4m3fn).view(torch.uint8)),
+    "scale-unsaturated": RIGHT.but(cast=lambda value: torch.where(value > 464, 0x7F, e4m3(value))),
     "scale-power-of-two": RIGHT.but(cast=power_of_two),
     "scale-e5m2": RIGHT.but(cast=e5m2),
     "codes-from-unrounded-scale": RIGHT.but(decode=lambda byte, wanted: wanted),
