@@ -37,7 +37,9 @@ def block_scores(r: Tensor, outer: Tensor, *, shared: bool = True) -> Tensor:
     """
     unit = outer.float().amax() if shared else outer.float()
     exponent = torch.frexp(unit).exponent - 1
-    scaled = torch.ldexp(r, -exponent)
+    # 2^-E from its bits, in float64: pow is not exact on every device, and float32 has no 2^140.
+    power = ((1023 - exponent.long()) << 52).view(torch.float64)
+    scaled = (r.double() * power).float()
     squares = (scaled * scaled).double() * (1 << _FRACTION_BITS)
     return squares.floor().long().unflatten(-1, (-1, BLOCK)).sum(dim=-1)
 
