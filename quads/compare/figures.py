@@ -56,7 +56,7 @@ def figures(runs: list[Record], evals: list[Record]) -> Iterator[Figure]:
             {
                 "yaxis": {
                     "type": "log",
-                    "title": {"text": f"{title} |Δ log p|"},
+                    "title": {"text": f"{title} |Δ log p|", "standoff": 16},
                     "exponentformat": "power",
                     "automargin": True,
                 }
