@@ -1,7 +1,9 @@
 """pytest plugin: NVFP4 conformance in any project's tests.
 
-    pytest --nvfp4-quantizer pkg.mod:fn [--nvfp4-gemm ... --nvfp4-moe ... --nvfp4-dialect exact]    adds a test a callable
-    def test_mine(nvfp4_check):                                                                     in one's own tests
+On the command line, a test is added for each callable:
+    pytest --nvfp4-quantizer pkg.mod:fn [--nvfp4-gemm ... --nvfp4-moe ... --nvfp4-dialect exact]
+In one's own tests:
+    def test_mine(nvfp4_check):
         nvfp4_check(my_quantizer, "quantizer", dialect="exact", outer="divisor")
 
 Heavy imports happen where a check runs, not where pytest starts.

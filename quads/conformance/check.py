@@ -85,7 +85,7 @@ class CheckConfig:
 
 def run(config: CheckConfig, progress: Callable[[str], None] = lambda line: None) -> CheckReport:
     """Check every callable of `config`, write the reports it asks for, and return what was found."""
-    report = _empty()
+    report = empty_report()
     for kind in KINDS:
         spec = getattr(config, kind)
         if spec:
@@ -134,7 +134,8 @@ def _check(runner: Runner, kind: Kind, target: TargetReport, settings: Settings)
         check_product(runner, kind, target, settings)
 
 
-def _empty() -> CheckReport:
+def empty_report() -> CheckReport:
+    """A report without callables: where it runs, and what is installed."""
     packages = ("torch", "vllm", "flashinfer-python", "torchao", "nvidia-modelopt", "compressed-tensors", "fouroversix")
     versions = {"python": platform.python_version()}
     for name in packages:

@@ -128,6 +128,7 @@ def _serve(connection: Any, spec: str, overrides: dict[str, Any]) -> None:
     except Exception as error:
         connection.send(error if isinstance(error, ValueError | RuntimeError) else ValueError(f"{spec!r}: {error!r}"))
         return
+    invoke(torch.neg, (torch.zeros(1),), lambda result: result, Protocol())  # first use loads much, outside any limit
     connection.send(protocol)
     while True:
         try:
