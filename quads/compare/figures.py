@@ -57,6 +57,9 @@ def figures(runs: list[Record], evals: list[Record]) -> Iterator[Figure]:
                 "yaxis": {
                     "type": "log",
                     "title": {"text": f"{title} |Δ log p|", "standoff": 16},
+                    "tickmode": "linear",
+                    "tick0": 0,
+                    "dtick": 1,
                     "exponentformat": "power",
                     "automargin": True,
                 }
