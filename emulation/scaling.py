@@ -161,7 +161,7 @@ def candidate(
     wanted = list(base.values())[-1]
     if factor != 1.0:
         steps["1.5 * scale"] = wanted = wanted * factor
-    scales = _encode_scale(wanted, v, d)
+    scales = _encode_scale(wanted, v, outer, d)
     s = formats.decode(scales, formats.E4M3)
     multiplier = {k: flush(t, d) for k, t in _MULTIPLIER[d.multiplier](s, outer, rcp).items()}
     last = _guarded(list(multiplier.values())[-1], s, v, d)
@@ -174,9 +174,9 @@ def candidate(
     return Candidate(steps, scales, _encode_codes(y, d), y)
 
 
-def _encode_scale(wanted: Tensor, v: Tensor, d: Dialect) -> Tensor:
-    if d.zero_scale == "zero":
-        wanted = torch.where(v == 0, 0.0, wanted)
+def _encode_scale(wanted: Tensor, v: Tensor, outer: Outer, d: Dialect) -> Tensor:
+    if d.zero_scale == "zero":  # under a NaN outer scale the block scale of zeros is NaN too
+        wanted = torch.where((v == 0) & ~outer.gs.isnan(), 0.0, wanted)
     if d.zero_scale == "one":
         wanted = torch.where(wanted == 0, 1.0, wanted)
     if d.scale_floor:
