@@ -1,0 +1,50 @@
+"""One rank of a two-rank vLLM model (CPU, gloo): load, quantise, refit packed, save what the rank keeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+
+def main(rank: int, folder: Path, port: int, expert_parallel: bool) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", VLLM_DIST_IDENT=f"quads_{port}")
+    from safetensors.torch import load_file
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+
+    from quads.integrations.vllm_plugin import packed
+
+    arguments = EngineArgs(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        tensor_parallel_size=2,
+        enable_expert_parallel=expert_parallel,
+        enforce_eager=True,
+        dtype="float32",
+        max_model_len=64,
+    )
+    config = arguments.create_engine_config()
+    with set_current_vllm_config(config), torch.no_grad():
+        init_distributed_environment(2, rank, f"tcp://127.0.0.1:{port}", rank, backend="gloo")
+        initialize_model_parallel(2)
+        model = initialize_model(vllm_config=config)
+        model.load_weights(load_file(folder / "model.safetensors").items())
+        process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+        torch.save(_kept(model), folder / f"loaded{rank}.pt")
+        packed.load(model, torch.load(folder / "packed.pt", weights_only=False))
+        torch.save(_kept(model), folder / f"refitted{rank}.pt")
+
+
+def _kept(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    endings = ("_packed", "_scale", "_outer")
+    return {name: p.data.clone() for name, p in model.named_parameters() if name.endswith(endings)}
+
+
+if __name__ == "__main__":
+    torch.set_default_dtype(torch.float32)
+    main(int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "ep")
