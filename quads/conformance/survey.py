@@ -1,8 +1,8 @@
 """Who conforms to what: every adapter that runs here, against its own dialect and against `exact`.
 
-    python -m quads.conformance.survey OUT.json [--level full] [NAME=SPEC ...]
+    python -m quads.conformance.survey OUT.json [ADAPTER ...] [NAME=SPEC ...]
 
-Writes one JSON document; docs/results/conformance/ holds a published one.
+All adapters where none is named. Writes one JSON document; docs/results/conformance/ holds a published one.
 """
 
 from __future__ import annotations
@@ -17,23 +17,22 @@ from quads.conformance import adapters, check
 from quads.conformance.check import CheckConfig
 
 
-def survey(level: str = "quick", extra: dict[str, str] | None = None) -> dict[str, Any]:
+def survey(names: list[str], extra: dict[str, str]) -> dict[str, Any]:
     """A row for each quantiser; those that cannot run here say why."""
     rows = []
-    for name, adapter in adapters.table().items():
-        if adapter.kind == "quantizer":
-            reason = adapter.why_not()
-            rows.append({"name": name, "source": adapter.source, "cannot_run": reason} if reason else {
-                "name": name, "source": adapter.source, **_row(f"adapter:{name}", adapter.dialect, level)
-            })  # fmt: skip
-    for name, spec in (extra or {}).items():
-        rows.append({"name": name, "source": spec, **_row(spec, "", level)})
+    for name in names:
+        adapter = adapters.named(name)
+        row = {"name": name, "source": adapter.source}
+        reason = adapter.why_not()
+        rows.append(row | ({"cannot_run": reason} if reason else _row(f"adapter:{name}", adapter.dialect)))
+    for name, spec in extra.items():
+        rows.append({"name": name, "source": spec} | _row(spec, ""))
     report = check.empty_report()
-    return {"schema": 1, "label": report.label, "versions": report.versions, "level": level, "rows": rows}
+    return {"schema": 1, "label": report.label, "versions": report.versions, "rows": rows}
 
 
-def _row(spec: str, dialect: str, level: str) -> dict[str, Any]:
-    own = check.check_one(spec, "quantizer", CheckConfig(quantizer=spec, dialect=dialect, level=level))
+def _row(spec: str, dialect: str) -> dict[str, Any]:
+    own = check.check_one(spec, "quantizer", CheckConfig(quantizer=spec, dialect=dialect))
     exact = check.check_one(spec, "quantizer", CheckConfig(quantizer=spec, dialect="exact"))
     return {
         "verdict": own.headline(),
@@ -50,11 +49,12 @@ def _row(spec: str, dialect: str, level: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    level = arguments.pop(arguments.index("--level") + 1) if "--level" in arguments else "quick"
-    names = [argument for argument in arguments if argument != "--level"]
-    extra = dict(argument.split("=", 1) for argument in names[1:])
-    document = survey(level, extra)
-    Path(names[0]).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    out, *rest = arguments
+    extra = dict(argument.split("=", 1) for argument in rest if "=" in argument)
+    names = [argument for argument in rest if "=" not in argument]
+    everything = [name for name, adapter in adapters.table().items() if adapter.kind == "quantizer"]
+    document = survey(names or everything, extra)
+    Path(out).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     for row in document["rows"]:
         print(row["name"], "|", row.get("verdict") or row["cannot_run"])
 
