@@ -170,14 +170,23 @@ def _write_config(model: Any, recipe: Recipe, out: Path, style: Convention, file
     (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}, indent=1))
     config = model.config.to_dict()
     config["architectures"] = [type(model).__name__]
-    ignored = sorted(site.name for site in candidates(model) if not recipe.selects(site.name))
-    config["quantization_config"] = _QUANTIZATION_CONFIG[style.name](recipe, ignored)
+    config["quantization_config"] = _QUANTIZATION_CONFIG[style.name](recipe, _unquantized(model, recipe))
     config["quads_recipe"] = recipe.to_dict()
     (out / "config.json").write_text(json.dumps(config, indent=2, default=str))
     if style.name == "modelopt":
         quantization = {k: v for k, v in config["quantization_config"].items() if k != "quant_method"}
         document = {"producer": {"name": "modelopt", "version": "quads"}, "quantization": quantization}
         (out / "hf_quant_config.json").write_text(json.dumps(document, indent=2))
+
+
+def _unquantized(model: nn.Module, recipe: Recipe) -> list[str]:
+    """Every matrix that engines would take for a quantised linear layer and is none; an MoE router is one of them."""
+    names = {site.name for site in candidates(model)}
+    for name, module in model.named_modules():
+        matrix = getattr(module, "weight", None)
+        if isinstance(matrix, Tensor) and matrix.ndim == 2 and not isinstance(module, nn.Embedding):
+            names.add(name.removeprefix("base_model.model.").removesuffix(".base_layer"))
+    return sorted(name for name in names if not recipe.selects(name) and ".lora_" not in name)
 
 
 def _compressed_tensors_config(recipe: Recipe, ignored: list[str]) -> dict[str, Any]:

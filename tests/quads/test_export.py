@@ -86,3 +86,11 @@ def test_nothing_is_overwritten_and_bad_names_are_refused(tmp_path: Path) -> Non
         export_checkpoint(tiny_model(), W4A16, tmp_path / "out", "awq")
     with pytest.raises(ValueError, match="stores its experts transposed"):
         export_checkpoint(tiny_model("gpt_oss"), W4A16, tmp_path / "out", "modelopt")
+
+
+@pytest.mark.parametrize("convention", ["compressed-tensors", "modelopt"])
+def test_engines_are_told_to_leave_the_router_alone(convention: str, tmp_path: Path) -> None:
+    export_checkpoint(tiny_model(), recipes.load("w4a16"), tmp_path, convention)
+    ignored = json.loads((tmp_path / "config.json").read_text())["quantization_config"]["ignore"]
+    assert {"model.layers.0.mlp.gate", "model.layers.0.self_attn.q_proj", "lm_head"} <= set(ignored)
+    assert not any("experts" in name or "norm" in name or "embed" in name for name in ignored)
