@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from quads.conformance import protocol as contract
 from quads.conformance import runner as runners
 from quads.conformance.product_check import check_product
 from quads.conformance.protocol import KINDS, Kind, Protocol
@@ -102,36 +101,32 @@ def run(config: CheckConfig, progress: Callable[[str], None] = lambda line: None
 
 def check_one(spec: str, kind: Kind, config: CheckConfig) -> TargetReport:
     """Check one importable callable."""
-    fn, _ = runners.protocol_of(spec, config.protocol)
-    where = contract.location(fn)
-    target = TargetReport(kind, spec, file=where.file if where else "", line=where.line if where else 0)
     if config.isolate:
         runner: Runner = Isolated(spec, config.protocol, config.limit)
     else:
         runner = Local(*runners.protocol_of(spec, config.protocol))
     try:
-        _check(runner, kind, target, config.settings)
+        return _check(runner, kind, spec, config.settings)
     finally:
         runner.close()
-    return target
 
 
 def check_callable(
     fn: Callable[..., Any], kind: Kind, *, settings: Settings | None = None, **protocol: Any
 ) -> TargetReport:
     """Check a callable object in this process (no time limit): for tests and notebooks."""
-    where = contract.location(fn)
     name = getattr(fn, "__qualname__", type(fn).__name__)
-    target = TargetReport(kind, name, file=where.file if where else "", line=where.line if where else 0)
-    _check(Local(fn, Protocol.of(fn, protocol)), kind, target, settings or Settings())
-    return target
+    return _check(Local(fn, Protocol.of(fn, protocol)), kind, name, settings or Settings())
 
 
-def _check(runner: Runner, kind: Kind, target: TargetReport, settings: Settings) -> None:
+def _check(runner: Runner, kind: Kind, spec: str, settings: Settings) -> TargetReport:
+    where = runner.location
+    target = TargetReport(kind, spec, file=where.file if where else "", line=where.line if where else 0)
     if kind == "quantizer":
         check_quantizer(runner, target, settings)
     else:
         check_product(runner, kind, target, settings)
+    return target
 
 
 def empty_report() -> CheckReport:

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from quads.conformance import protocol as contract
 from quads.conformance.calls import Outcome, Violation, invoke
-from quads.conformance.protocol import Kind, Protocol, Quantized
+from quads.conformance.protocol import Kind, Location, Protocol, Quantized
 
 START_LIMIT = 120.0  # seconds to import torch and the package under test
 
 
 class Runner(Interface):
-    """Calls the kernel under test; `protocol` says how."""
+    """Calls the kernel under test; `protocol` says how, `location` where it is written."""
 
     protocol: Protocol
+    location: Location | None
 
     def call(self, kind: Kind, args: tuple[Any, ...]) -> Outcome: ...
 
@@ -45,7 +46,7 @@ class Local:
     """Calls `fn` in this process; a hang hangs."""
 
     def __init__(self, fn: Callable[..., Any], protocol: Protocol) -> None:
-        self._fn, self.protocol = fn, protocol
+        self._fn, self.protocol, self.location = fn, protocol, contract.location(fn)
 
     def call(self, kind: Kind, args: tuple[Any, ...]) -> Outcome:
         return perform(self._fn, kind, args, self.protocol)
@@ -76,7 +77,7 @@ class Isolated:
             raise ValueError(f"callable {self._spec!r}: its process died at import")
         if isinstance(answer, Exception):
             raise answer
-        self.protocol = answer
+        self.protocol, self.location = answer
 
     def call(self, kind: Kind, args: tuple[Any, ...]) -> Outcome:
         if not self._process.is_alive():
@@ -129,7 +130,7 @@ def _serve(connection: Any, spec: str, overrides: dict[str, Any]) -> None:
         connection.send(error if isinstance(error, ValueError | RuntimeError) else ValueError(f"{spec!r}: {error!r}"))
         return
     invoke(torch.neg, (torch.zeros(1),), lambda result: result, Protocol())  # first use loads much, outside any limit
-    connection.send(protocol)
+    connection.send((protocol, contract.location(fn)))
     while True:
         try:
             kind, args = connection.recv()
