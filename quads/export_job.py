@@ -6,9 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from quads import models
 from quads.calibration import activation_amax
 from quads.export import ExportReport, export_checkpoint
-from quads import models
 from quads.recipes import load
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")

@@ -31,7 +31,9 @@ def command(config_class: type, run: Callable[[Any], None], doc: str) -> Callabl
 
 def _parameter(field: dataclasses.Field[Any], hint: Any) -> inspect.Parameter:
     is_tuple = hint in (tuple[str, ...], tuple[int, ...], tuple[float, ...])
-    default = ",".join(str(value) for value in field.default) if is_tuple else field.default
+    default: Any = field.default
+    if is_tuple:
+        default = ",".join(str(value) for value in default)
     kind = str if is_tuple else hint
     flag = f"--{field.name.replace('_', '-')}"
     option = typer.Option(flag, help=field.metadata["help"])

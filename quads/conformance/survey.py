@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> None:
     extra = dict(argument.split("=", 1) for argument in rest if "=" in argument)
     names = [argument for argument in rest if "=" not in argument]
     everything = [name for name, adapter in adapters.table().items() if adapter.kind == "quantizer"]
-    document = survey(names or everything, extra)
+    document = survey(names or ([] if extra else everything), extra)
     Path(out).write_text(json.dumps(document, indent=1) + "\n", "utf-8")
     for row in document["rows"]:
         print(row["name"], "|", row.get("verdict") or row["cannot_run"])

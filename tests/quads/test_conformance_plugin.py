@@ -11,9 +11,10 @@ TEST = """
 import pathlib, sys
 sys.path.insert(0, {root!r})
 from tests.quads.conformance_kernels import Kernel
+from tests.quads.test_conformance_product_faults import grouped
 
 def test_right(nvfp4_check):
-    assert nvfp4_check(Kernel(), dialect="exact").passed
+    assert nvfp4_check(grouped(), "moe").passed
 
 def test_wrong(nvfp4_check):
     nvfp4_check(lambda x, outer: (Kernel()(x, outer)[0].T, Kernel()(x, outer)[1]))

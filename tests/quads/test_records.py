@@ -89,4 +89,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 def test_untimed_drops_wall_clock_figures_only() -> None:
-    assert untimed({"step": 1, "time/step_s": 2.0, "throughput/x": 3.0, "gap/mean": 4.0}) == {"step": 1, "gap/mean": 4.0}
+    assert untimed({"step": 1, "time/step_s": 2.0, "throughput/x": 3.0, "gap/mean": 4.0}) == {
+        "step": 1,
+        "gap/mean": 4.0,
+    }

@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.quads.tiny import FAMILIES, tiny_model, tokens
 
 from quads import recipes
 from quads.compensation import BlockSelector
@@ -12,6 +11,7 @@ from quads.emulation import quantizers
 from quads.qat import prepare_qat
 from quads.recipes import Recipe
 from quads.rollout import Nvfp4Product, rollout_numerics
+from tests.quads.tiny import FAMILIES, tiny_model, tokens
 
 NAMED = recipes.named()
 QUADS = NAMED["quads"]

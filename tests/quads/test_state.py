@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tests.quads.tiny import tiny_model, tokens
 
 from quads import recipes
 from quads.integrations.workers import packed_for_rollout, prepare_actor, weights_for_rollout
 from quads.qat import prepare_qat
 from quads.state import load_master_state, master_name, master_state
+from tests.quads.tiny import tiny_model, tokens
 
 QUADS = recipes.named()["quads"]
 
@@ -26,7 +26,7 @@ def test_a_prepared_model_has_the_state_of_the_plain_one_and_loads_it_back() -> 
     assert list(state) == list(plain.state_dict())
     load_master_state(other, state)
     assert torch.equal(other(tokens()).logits, prepared(tokens()).logits)
-    with pytest.raises(ValueError, match="checkpoint lacks lm_head.weight"):
+    with pytest.raises(ValueError, match=r"checkpoint lacks lm_head\.weight"):
         load_master_state(other, {k: v for k, v in state.items() if k != "lm_head.weight"})
     with pytest.raises(ValueError, match="checkpoint holds extra, which the model has not"):
         load_master_state(other, {**state, "extra": torch.zeros(1)})
