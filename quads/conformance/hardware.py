@@ -30,9 +30,10 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Question:
-    """An undecided rule and a product that decides it; `models` gives the word that each answer would produce."""
+    """An undecided rule, its id in evidence.toml, a product that decides it, and the word of each answer."""
 
     rule: str
+    behaviour: str
     case: ProductCase
     models: dict[str, Tensor]
 
@@ -40,18 +41,19 @@ class Question:
 def questions(dtype: torch.dtype) -> Iterator[Question]:
     """Dead group, cancelled group, order of the steps, width of the sum."""
     model = gemm.NVFP4
-    yield _question("dead group", [[_TINY], [_DEAD]], dtype, {
+    yield _question("dead group", "dead_group", [[_TINY], [_DEAD]], dtype, {
         "excluded from e_max": model, "included in e_max": model.replace(dead_group="included"),
     })  # fmt: skip
-    yield _question("cancelled group", [[_TINY], [_CANCELS]], dtype, {
+    yield _question("cancelled group", "cancelled_group", [[_TINY], [_CANCELS]], dtype, {
         "included in e_max": model, "excluded from e_max": model.replace(cancelled_group="excluded"),
     })  # fmt: skip
     case = _case("order of steps", _ORDER, dtype)
-    ascending, descending = gemm.matmul(case.a, case.b), products.arithmetics()["descending"].accumulate(case.a, case.b)
-    yield Question("order of steps", case, {"ascending": ascending.to(dtype), "descending": descending.to(dtype)})
+    orders = {"ascending": "sequential", "descending": "descending"}
+    sums = {answer: products.arithmetics()[name].accumulate(case.a, case.b) for answer, name in orders.items()}
+    yield Question("order of steps", "k_order", case, {answer: total.to(dtype) for answer, total in sums.items()})
     for bits in (25, 34, 36):
         name = f"width of the sum: 35 or {bits} bits"
-        yield _question(name, _WIDTH[bits], dtype, {
+        yield _question(name, "fp4_fraction_bits", _WIDTH[bits], dtype, {
             "35": model, str(bits): model.replace(fraction_bits=bits),
         })  # fmt: skip
 
@@ -72,10 +74,12 @@ _WIDTH: dict[int, list[list[_Group]]] = {
 }
 
 
-def _question(rule: str, steps: list[list[_Group]], dtype: torch.dtype, models: dict[str, mma.Model]) -> Question:
+def _question(
+    rule: str, behaviour: str, steps: list[list[_Group]], dtype: torch.dtype, models: dict[str, mma.Model]
+) -> Question:
     case = _case(rule, steps, dtype)
     words = {answer: gemm.matmul(case.a, case.b, model=model).to(dtype) for answer, model in models.items()}
-    return Question(rule, case, words)
+    return Question(rule, behaviour, case, words)
 
 
 def _case(name: str, steps: list[list[_Group]], dtype: torch.dtype) -> ProductCase:
@@ -101,6 +105,7 @@ class Answer:
     """What was seen. `answer` is the rule that gives the word, `neither`, or why there is none."""
 
     rule: str
+    behaviour: str  # id in evidence.toml
     answer: str
     word: str
     expected: dict[str, str]
@@ -114,11 +119,15 @@ def ask(call: Callable[..., Any], protocol: Protocol) -> list[Answer]:
         outcome = perform(call, "gemm", arguments, protocol)
         expected = {answer: _word(word) for answer, word in question.models.items()}
         if outcome.value is None:
-            found.append(Answer(question.rule, f"no answer: {outcome.violations[0].message}", "", expected))
+            found.append(
+                Answer(question.rule, question.behaviour, f"no answer: {outcome.violations[0].message}", "", expected)
+            )
             continue
         word = _word(outcome.value)
         fits = [answer for answer, other in expected.items() if other == word]
-        found.append(Answer(question.rule, fits[0] if len(fits) == 1 else _unclear(fits), word, expected))
+        found.append(
+            Answer(question.rule, question.behaviour, fits[0] if len(fits) == 1 else _unclear(fits), word, expected)
+        )
     return found
 
 
@@ -136,7 +145,7 @@ def rcp_table() -> Answer:
     want = reciprocal.approximate(significands.view(torch.float32))
     differing = int((got.view(torch.int32) != want.view(torch.int32)).sum())
     answer = "equal to the H200's" if not differing else f"{differing} of 2^23 differ from the H200's"
-    return Answer("rcp.approx.ftz.f32", answer, "", {})
+    return Answer("rcp.approx.ftz.f32", "rcp_approx", answer, "", {})
 
 
 def write(path: Path, gemm_spec: str, overrides: dict[str, Any]) -> dict[str, Any]:
