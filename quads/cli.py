@@ -14,14 +14,16 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
+from quads import cli_check
 from quads.compare.config import CompareConfig
 from quads.errors import CannotRunHereError, GateFailedError
 from quads.options import command, numbers
 
 app = typer.Typer(
     name="quads",
-    help="NVFP4 (W4A4) rollouts for reinforcement learning: compare, diagnose, emulate, export.",
+    help="NVFP4 (W4A4) rollouts for reinforcement learning: compare, diagnose, check, emulate, export.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
@@ -43,7 +45,9 @@ def main() -> None:
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"[bold red]quads:[/] {' '.join(message.split())}", soft_wrap=True)
+    Console(stderr=True, highlight=False).print(
+        f"[bold red]quads:[/] {escape(' '.join(message.split()))}", soft_wrap=True
+    )
     sys.exit(code)
 
 
@@ -199,6 +203,30 @@ def emulate_dialects() -> None:
     table = Table("dialect", "evidence", "source", title="Quantiser dialects")
     for name, dialect in named().items():
         table.add_row(name, dialect.evidence, dialect.source)
+    Console().print(table)
+
+
+app.command("check")(cli_check.check)
+app.add_typer(cli_check.vectors, name="vectors", no_args_is_help=True)
+
+
+@app.command()
+def doctor(json_: Json = False) -> None:
+    """Say what this machine can run, and what each recipe's layers would run on and why."""
+    import dataclasses
+
+    from rich.table import Table
+
+    from quads.doctor import rows
+
+    found = rows()
+    if json_:
+        _print_json([dataclasses.asdict(row) for row in found])
+        return
+    table = Table("what", "finding", title="quads doctor")
+    for row in found:
+        colour = {True: "green", False: "red", None: "default"}[row.ok]
+        table.add_row(row.topic, f"[{colour}]{escape(row.finding)}[/]")
     Console().print(table)
 
 

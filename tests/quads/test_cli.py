@@ -46,3 +46,24 @@ def test_help_names_every_field_of_a_comparison() -> None:
 def test_json_is_one_document() -> None:
     document = json.loads(quads("recipes", "--json").stdout)
     assert document["quads"]["rac_ratio"] == 0.5
+
+
+def test_brackets_in_an_error_are_printed() -> None:
+    assert "[bold]" in quads("recipes", "--show", "[bold]").stderr
+
+
+def test_check_diagnoses_a_newcomers_kernel_in_one_command() -> None:
+    done = quads("check", "--quantizer", "examples/conformance/my_kernel.py:quantize")
+    assert done.returncode == 1 and "not every kernel conforms" in done.stderr
+    assert "nibbles-swapped" in done.stdout and "code-ties-toward" in done.stdout
+
+
+def test_check_of_nothing_is_a_usage_error() -> None:
+    done = quads("check")
+    assert done.returncode == 2 and "nothing to check" in done.stderr
+
+
+def test_the_shipped_vectors_verify_and_export(tmp_path) -> None:
+    assert quads("vectors", "verify").returncode == 0
+    assert quads("vectors", "export", str(tmp_path / "v.bin")).returncode == 0
+    assert (tmp_path / "v.bin").stat().st_size > 1000
