@@ -45,9 +45,8 @@ def main() -> None:
 
 
 def _stop(message: str, code: int) -> NoReturn:
-    Console(stderr=True, highlight=False).print(
-        f"[bold red]quads:[/] {escape(' '.join(message.split()))}", soft_wrap=True
-    )
+    line = escape(" ".join(message.split()))
+    Console(stderr=True, highlight=False).print(f"[bold red]quads:[/] {line}", soft_wrap=True)
     sys.exit(code)
 
 
