@@ -23,6 +23,7 @@ from quads.attribution.result import Diagnosis
 from quads.attribution.variants import (
     ACTIVATIONS_VARIANT,
     BOTH_VARIANT,
+    REFERENCE_VARIANT,
     TERMS,
     WEIGHTS_VARIANT,
     Place,
@@ -30,6 +31,7 @@ from quads.attribution.variants import (
     ladder,
     only_layer,
     only_projection,
+    rollout_variant,
     without_layers,
 )
 from quads.recipes import ROUTED_EXPERTS, Recipe, named
@@ -61,9 +63,10 @@ class Plan:
         if not self.seeds:
             raise ValueError("seeds is empty: the random control needs at least one draw")
 
-    def everywhere(self) -> list[Variant]:
-        """Variants that hold in every selected layer."""
-        return [*TERMS, *ladder(self.ratios, self.scopes, self.seeds)]
+    def everywhere(self, rollout: Variant = BOTH_VARIANT) -> list[Variant]:
+        """Variants that hold in every selected layer, that of the recipe's `rollout` among them."""
+        tried = [*TERMS, *ladder(self.ratios, self.scopes, self.seeds)]
+        return tried if rollout in (*tried, REFERENCE_VARIANT) else [*tried, rollout]
 
     def alone(self, places: list[Place]) -> list[Variant]:
         """Each term in one decoder layer only, and in one kind of projection only."""
@@ -106,10 +109,11 @@ def diagnose_tokens(
     be quantised.
     """
     plan, recipe = plan or Plan(), recipe or default_recipe(model)
+    rollout = rollout_variant(recipe)
     batches.check_vocabulary(batch, model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
     sites = find_sites(model, recipe)
     places = [Place(site.name) for site in sites]
-    everywhere = plan.everywhere()
+    everywhere = plan.everywhere(rollout)
     local = LocalErrors(everywhere, (batch.tokens.shape[0], batch.tokens.shape[1]))
     start = partial(LayerwiseRun, model, sites, recipe, scope=scope, temperature=temperature)
     logps = start(everywhere + plan.alone(places), observe=local.observe)(batch.tokens, batch.real)
@@ -117,6 +121,7 @@ def diagnose_tokens(
         tokens=batch.count, prompts=len(batch.tokens), layers=len({p.layer for p in places}), weights=len(sites)
     )
     tables.add_gaps(result, everywhere, logps, batch)
+    tables.add_terms(result, rollout.name, logps, batch)
     tables.add_errors(result, local)
     if plan.isolate:
         tables.add_isolated(result, plan.alone(places), logps, batch)

@@ -170,6 +170,9 @@ class SiteProduct:
 
     def _product(self, x: Tensor, tokens: Tensor, ends: Tensor) -> Tensor:
         run, weights, variant = self.run, self.weights, self.run.variant
+        if x.dtype != weights.master.dtype:
+            name, stored = weights.place.name, weights.master.dtype
+            raise ValueError(f"{name} is {stored} but its activations are {x.dtype}: one dtype a layer")
         if not variant.touches(weights.place) and run.observe is None:
             return outputs(REFERENCE_VARIANT, x, groups_of(ends), weights, None)
         x_real, tokens, groups, kept = _drop_padding(x, tokens, ends, run.real)

@@ -12,7 +12,6 @@ from quads.attribution.errors import Key, LocalErrors
 from quads.attribution.gaps import gap_row, paired_difference, position_means, prompt_means, term_shares
 from quads.attribution.result import Diagnosis
 from quads.attribution.variants import (
-    BOTH,
     ENGINE,
     REFERENCE,
     TERMS,
@@ -40,7 +39,6 @@ def add_gaps(result: Diagnosis, variants: list[Variant], logps: Logps, batch: To
     for a, b in _pairs(variants):
         mean, low, high = paired_difference(logps[a], logps[b], logps[WEIGHTS], batch.counted)
         result.paired.append({"variant": a, "minus": b, "against": WEIGHTS, "mean": mean, "low": low, "high": high})
-    _add_terms(result, logps, batch)
     for name in names:
         means = position_means((logps[name] - logps[REFERENCE]).abs(), batch.counted)
         result.positions.extend(
@@ -59,19 +57,20 @@ def _pairs(variants: list[Variant]) -> list[tuple[str, str]]:
     return [(top[v.ratio], v.name) for v in others]
 
 
-def _add_terms(result: Diagnosis, logps: Logps, batch: TokenBatch) -> None:
-    """The gap as a telescope: reference - Q(W), Q(W) - W4A4, W4A4 - other engine; the terms sum to the whole.
+def add_terms(result: Diagnosis, rollout: str, logps: Logps, batch: TokenBatch) -> None:
+    """The gap as a telescope: reference - Q(W), Q(W) - rollout, rollout - other engine; the terms sum to the whole.
 
-    Without a recorded rollout the last step is the emulated engine's own drift from the reference.
+    `rollout` is the variant of the recipe's rollout numerics. The last step ends at the recorded log-probabilities, or
+    without any at the emulated engine's own drift from the reference.
     """
-    end = logps[BOTH] + (logps[ENGINE] - logps[REFERENCE])
-    source = "emulated"
-    if RECORDED in logps:
-        end, source = logps[RECORDED], RECORDED
+    middle = logps[REFERENCE] if rollout == REFERENCE else logps[WEIGHTS]
+    end, source = logps[rollout] + (logps[ENGINE] - logps[REFERENCE]), "emulated"
+    if batch.recorded is not None:
+        end, source = batch.recorded, RECORDED
     terms = {
-        "weight": logps[REFERENCE] - logps[WEIGHTS],
-        "activation": logps[WEIGHTS] - logps[BOTH],
-        "engine": logps[BOTH] - end,
+        "weight": logps[REFERENCE] - middle,
+        "activation": middle - logps[rollout],
+        "engine": logps[rollout] - end,
     }
     shares = term_shares(terms, batch.counted)
     for name, value in terms.items():

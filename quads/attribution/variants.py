@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from quads.recipes import Recipe, RecipeError
+
 REFERENCE, WEIGHTS, ACTIVATIONS, BOTH, ENGINE = "reference", "weights", "activations", "both", "engine"
 SCOPES = {"batch": "rac", "token": "token", "random": "random"}  # rac_scope -> prefix of the variant's name
 
@@ -81,6 +83,18 @@ def ladder(ratios: tuple[float, ...], scopes: tuple[str, ...], seeds: tuple[int,
 def _rung(scope: str, ratio: float, seed: int) -> Variant:
     suffix = f"-s{seed}" if scope == "random" else ""
     return replace(BOTH_VARIANT, name=f"{SCOPES[scope]}-{100 * ratio:g}{suffix}", ratio=ratio, scope=scope, seed=seed)
+
+
+def rollout_variant(recipe: Recipe) -> Variant:
+    """The variant that computes what a rollout under `recipe` computes; RecipeError where none is emulated here."""
+    if recipe.rollout_weights == "fp8" or recipe.rac_scope not in (*SCOPES, "all"):
+        what = "rollout_weights 'fp8'" if recipe.rollout_weights == "fp8" else f"rac_scope '{recipe.rac_scope}'"
+        raise RecipeError(f"attribution emulates NVFP4 with rac_scope {', '.join(SCOPES)} or all, not {what}")
+    if recipe.rollout_activations == "bf16":
+        return REFERENCE_VARIANT if recipe.rollout_weights == "bf16" else WEIGHTS_VARIANT
+    if not recipe.rac_ratio:
+        return BOTH_VARIANT
+    return _rung("batch" if recipe.rac_ratio == 1.0 else recipe.rac_scope, recipe.rac_ratio, 0)
 
 
 def only_layer(variant: Variant, layer: int) -> Variant:

@@ -251,6 +251,36 @@ def test_recorded_log_probabilities_split_into_terms_that_sum_to_their_gap() -> 
     assert "engine drift" in result.advice and f"{terms['engine']['mean']:.4f}" in result.advice
 
 
+@pytest.mark.parametrize("name", ["bf16", "w4a16", "nvfp4", "rac", "quads-random", "quads-full"])
+def test_a_recorded_rollout_is_held_against_its_own_recipe(name: str) -> None:
+    model, ids = tiny_model("llama"), tokens(4, 12)
+    model.set_attn_implementation("eager")
+    recipe = recipes.named()[name].replace(modules=[r"layers\.\d+\."])
+    with rollout_numerics(model, recipe):
+        recorded = logps(model, ids)
+    batch = TokenBatch(ids, torch.ones_like(ids).bool(), torch.ones(4, 11).bool(), recorded)
+    terms = {row["term"]: row["mean"] for row in diagnose_tokens(model, batch, plan=SMALL, recipe=recipe).terms}
+    assert terms["engine"] < 2e-4, "the emulated rollout itself: only the order of float32 sums is left"
+    assert (terms["weight"] > 1e-3) == (name != "bf16")
+    assert (terms["activation"] > 1e-3) == (name not in ("bf16", "w4a16"))
+
+
+@pytest.mark.parametrize("changes", [{"rac_scope": "tile"}, {"rac_scope": "static"}])
+def test_numerics_that_are_not_emulated_are_refused(changes) -> None:
+    recipe = recipes.named()["rac"].replace(modules=[r"layers\."], **changes)
+    with pytest.raises(RecipeError, match=f"not rac_scope '{changes['rac_scope']}'"):
+        diagnose_tokens(tiny_model("llama"), whole(tokens()), recipe=recipe)
+    with pytest.raises(RecipeError, match="not rollout_weights 'fp8'"):
+        diagnose_tokens(tiny_model("llama"), whole(tokens()), recipe=recipes.named()["fp8"])
+
+
+def test_mixed_dtypes_are_named() -> None:
+    model = tiny_model("llama", dtype=torch.bfloat16)
+    model.model.layers[1].mlp.down_proj.float()
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.down_proj is torch\.float32 but its activations are"):
+        diagnose_tokens(model, whole(tokens()), plan=SMALL)
+
+
 def test_a_planted_bad_layer_ranks_first_and_keeping_it_helps_most() -> None:
     model = tiny_model("llama")
     with torch.no_grad():
