@@ -103,14 +103,15 @@ def experts(
     prepared: tuple[PreparedWeight, PreparedWeight],
     activations: tuple[Activations, Activations],
     *,
+    elsewhere: bool = False,
     calibrate: bool = False,
 ) -> Tensor:
-    """A routed SwiGLU layer; ids outside the local experts (negative) give nothing."""
-    unrouted = (topk_ids < 0).reshape(-1, 1)
+    """A routed SwiGLU layer. elsewhere: some ids are negative, experts of other ranks, and give nothing."""
 
     def quantize_h(h: Tensor) -> tuple[Quantized, Tensor | None]:
         # Rows of experts on other ranks are never written: they must not decide a shared selection.
-        return activations[1].operand(h.masked_fill(unrouted, 0.0), calibrate=calibrate)
+        rows = h.masked_fill((topk_ids < 0).reshape(-1, 1), 0.0) if elsewhere else h
+        return activations[1].operand(rows, calibrate=calibrate)
 
     def quantize_x(rows: Tensor) -> tuple[Quantized, Tensor | None]:
         return activations[0].operand(rows, calibrate=calibrate)

@@ -157,7 +157,8 @@ class QuadsMoEMethod(_Experts):
         prepared = (weights.prepared(layer, W13, interleave=True), weights.prepared(layer, W2, interleave=False))
         k13, k2 = (layer._parameters[name].shape[-1] for name in (W13, W2))
         rows = (self.products[W13].activations(k13, x.device), self.products[W2].activations(k2, x.device))
-        return device.experts(x, topk_weights, ids, prepared, rows, calibrate=may_calibrate())
+        elsewhere = layer.expert_map is not None
+        return device.experts(x, topk_weights, ids, prepared, rows, elsewhere=elsewhere, calibrate=may_calibrate())
 
     def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
         weights.port_of(layer, name)
