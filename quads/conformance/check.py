@@ -83,7 +83,10 @@ class CheckConfig:
 
 
 def run(config: CheckConfig, progress: Callable[[str], None] = lambda line: None) -> CheckReport:
-    """Check every callable of `config`, write the reports it asks for, and return what was found."""
+    """Check every callable of `config`, write the reports it asks for, and return what was found.
+
+    Workers are spawned: a script that calls this does so under `if __name__ == "__main__":`.
+    """
     report = empty_report()
     for kind in KINDS:
         spec = getattr(config, kind)

@@ -96,8 +96,16 @@ def field_faults(base: Dialect) -> list[Fault]:
         for field, choices in CHOICES.items()
         if field not in _SKIP
         for value in choices
-        if value != getattr(base, field) and not (field == "granularity" and base.tile == "16x16")
+        if value != getattr(base, field) and _possible(base, field, value)
     ]
+
+
+def _possible(base: Dialect, field: str, value: Any) -> bool:
+    """A 16x16 tile spans rows, so it excludes an outer scale a row."""
+    return not (
+        (field == "granularity" and value == "token" and base.tile == "16x16")
+        or (field == "tile" and value == "16x16" and base.granularity == "token")
+    )
 
 
 def _field_fault(field: str, value: Any) -> Fault:

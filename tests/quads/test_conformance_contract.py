@@ -6,6 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from quads.conformance import protocol
 from quads.conformance.check import CheckConfig, check_callable, check_one
 from quads.conformance.runner import Isolated, Local
 from quads.conformance.settings import Settings
+from quads.emulation import quantizers, reciprocal
 from tests.quads.conformance_kernels import Kernel
 
 LEAN = Settings(dialect="exact", first_amaxes=1, amaxes=1, examples=3)
@@ -178,3 +180,15 @@ def test_a_protocol_field_that_is_unknown_names_the_nearest() -> None:
 def test_a_callable_of_one_argument_derives_its_own_outer_scale() -> None:
     assert protocol.Protocol.of(lambda x: x).outer == "own"
     assert protocol.Protocol.of(right).outer == "multiplier"
+
+
+@pytest.mark.parametrize("dialect", ["", "vllm_kernel"])
+def test_a_reciprocal_one_ulp_off_conforms_up_to_rcp(dialect: str) -> None:
+    def nudged(x: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
+        q = quantizers.trace(x, outer, dialect="vllm_kernel", rcp=reciprocal.NAMED["+1ulp"]).result
+        return q.packed, q.scales
+
+    report = check_callable(nudged, "quantizer", settings=replace(LEAN, dialect=dialect), outer="divisor")
+    assert report.passed
+    assert report.up_to_rcp
+    assert report.speaks == ("vllm_kernel",)
