@@ -91,4 +91,4 @@ def export(
     from quads.conformance import vector_binary
     from quads.conformance import vectors as golden
 
-    Console().print(f"{vector_binary.export(folder or golden.SHIPPED, out)} bytes in {out}")
+    Console().print(f"{vector_binary.export(folder or golden.SHIPPED, out)} vectors in {out}")
