@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from quads.emulation import quantizers, residual
+from quads.emulation import gemm, quantizers, residual
 from quads.emulation.quantizers import BLOCK, NVFP4Tensor
 from quads.recipes import Recipe
 
@@ -51,7 +51,7 @@ class BlockSelector:
         elif self.recipe.rac_scope == "tile":
             for rows, expert in filled:
                 for tile in _tiles(rows):
-                    yield tile, expert, self._top(x[tile], _rows(q, tile)), None
+                    yield tile, expert, self._top(x[tile], part(q, tile)), None
         else:
             blocks = self._shared(x, q)
             yield from ((rows, expert, blocks, None) for rows, expert in filled)
@@ -64,7 +64,7 @@ class BlockSelector:
         keep = torch.zeros(x.shape[0], self.total, dtype=torch.bool, device=x.device)
         for start, end in itertools.pairwise([0, *ends.tolist()]):
             for rows in _tiles(slice(start, end)):
-                keep[rows, self._top(x[rows], _rows(q, rows))] = True
+                keep[rows, self._top(x[rows], part(q, rows))] = True
         return keep
 
     def kept(self, x: Tensor) -> Tensor:
@@ -109,15 +109,13 @@ def augment(
     if keep is not None:
         wide = keep.repeat_interleave(BLOCK, dim=-1)
         r = NVFP4Tensor(r.codes * wide, r.scales * keep, r.outer)
-    a = NVFP4Tensor(torch.cat([q.codes, r.codes], -1), torch.cat([q.scales, r.scales], -1), q.outer)
-    codes = torch.cat([weight.codes, residual.gather_blocks(weight.codes, blocks)], -1)
-    scales = torch.cat([weight.scales, weight.scales[..., blocks]], -1)
-    return a, NVFP4Tensor(codes, scales, weight.outer)
+    return gemm.concat_k(q, r), gemm.concat_k(weight, gemm.select_blocks(weight, blocks))
 
 
 def _tiles(rows: slice) -> list[slice]:
     return [slice(s, min(s + TILE_ROWS, rows.stop)) for s in range(rows.start, rows.stop, TILE_ROWS)]
 
 
-def _rows(q: NVFP4Tensor, rows: slice) -> NVFP4Tensor:
-    return NVFP4Tensor(q.codes[rows], q.scales[rows], q.outer[rows] if q.outer.ndim else q.outer)
+def part(q: NVFP4Tensor, index: int | slice) -> NVFP4Tensor:
+    """Rows, or one expert, of a quantised tensor; an outer scale per tensor is everybody's."""
+    return NVFP4Tensor(q.codes[index], q.scales[index], q.outer[index] if q.outer.ndim else q.outer)

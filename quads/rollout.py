@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from quads import qdq
-from quads.compensation import BlockSelector, augment
+from quads.compensation import BlockSelector, augment, part
 from quads.emulation import gemm, quantizers
 from quads.emulation.quantizers import NVFP4Tensor
 from quads.operand import OperandWeight, Product
@@ -131,7 +131,7 @@ class Nvfp4Product:
         self.weight, self.recipe, self.selector, self.name = weight, recipe, selector, name
 
     def expert(self, index: int) -> Nvfp4Product:
-        return Nvfp4Product(_slice(self.weight, index), self.recipe, self.selector, self.name)
+        return Nvfp4Product(part(self.weight, index), self.recipe, self.selector, self.name)
 
     def matmul(self, x: Tensor) -> Tensor:
         ends = torch.tensor([x.shape[0]], dtype=torch.int32)
@@ -149,7 +149,7 @@ class Nvfp4Product:
         quantizers.check_input(used, f"activations of {self.name}")
         q = quantizers.quantize(used, granularity=self.recipe.activation_outer)  # type: ignore[arg-type]
         for rows, expert, blocks, keep in self.selector.select(used, q, _groups(ends)):
-            a, b = augment(used[rows], _slice(q, rows), _slice(experts, expert), blocks, keep)
+            a, b = augment(used[rows], part(q, rows), part(experts, expert), blocks, keep)
             y[rows] = gemm.epilogue(gemm.matmul(a, b), (a.outer * b.outer).reshape(-1, 1), x.dtype)
         return y
 
@@ -157,10 +157,6 @@ class Nvfp4Product:
 def _groups(ends: Tensor) -> list[slice]:
     bounds = [0, *ends.tolist()]
     return [slice(start, end) for start, end in itertools.pairwise(bounds)]
-
-
-def _slice(q: NVFP4Tensor, index: int | slice) -> NVFP4Tensor:
-    return NVFP4Tensor(q.codes[index], q.scales[index], q.outer[index] if q.outer.ndim else q.outer)
 
 
 def install(site: Site, operand: Tensor) -> object:
