@@ -145,9 +145,10 @@ def named() -> dict[str, Recipe]:
 
 
 def load(source: str | Path) -> Recipe:
-    """A named recipe, or the recipe in a TOML file."""
-    if str(source) in named():
-        return named()[str(source)]
+    """A named recipe, a changed one such as `quads:rac_ratio=0.25:rac_scope=token`, or the recipe in a TOML file."""
+    base, *changes = str(source).split(":")
+    if base in named():
+        return named()[base].replace(name=str(source), **_changes(changes)) if changes else named()[base]
     path = Path(source)
     if path.suffix != ".toml":
         near = difflib.get_close_matches(str(source), named(), n=1)
@@ -160,6 +161,18 @@ def load(source: str | Path) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"recipe file {path} is not TOML: {error}") from None
     return from_dict({"name": path.stem, **fields})
+
+
+def _changes(parts: list[str]) -> dict[str, Any]:
+    """Fields of `key=value` parts; a value is TOML, a bare word a string."""
+    fields = {}
+    for part in parts:
+        key, _, value = part.partition("=")
+        try:
+            fields[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            fields[key] = value
+    return fields
 
 
 def _fail(field_name: str, why: str) -> None:

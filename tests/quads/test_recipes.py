@@ -105,3 +105,15 @@ def test_the_block_of_a_recipe_is_the_quantisers() -> None:
     from quads.emulation import quantizers
 
     assert recipes.BLOCK == quantizers.BLOCK
+
+
+def test_a_changed_recipe_is_written_as_its_base_and_its_changes() -> None:
+    changed = recipes.load("quads:rac_ratio=0.25:rac_scope=token")
+    assert changed == recipes.named()["quads"].replace(name=changed.name, rac_ratio=0.25, rac_scope="token")
+    assert changed.name == "quads:rac_ratio=0.25:rac_scope=token"
+
+
+@pytest.mark.parametrize("source", ["quads:rac_ration=0.25", "quads:rac_ratio", "nothing:rac_ratio=0.25"])
+def test_a_change_that_cannot_be_is_refused(source: str) -> None:
+    with pytest.raises(RecipeError):
+        recipes.load(source)
