@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ from transformers import PrinterCallback, TrainerCallback
 
 from quads.compare.checkpoint import load_state, save_state
 from quads.compare.config import CompareConfig, CompareError, digest
+from quads.compare.engines import make_rollout
 from quads.compare.policy import Policy, accuracy
 from quads.compare.records import Record, Records
 from quads.integrations.trl import QuadsRollout
@@ -112,8 +113,9 @@ def _run_locked(arm: Arm, policy: Policy, on_step: Callable[[int], None], say: C
     on_step(done)
     if done == config.steps:
         return
-    learner = _Learner(model, optimizer, QuadsRollout(arm.recipe, seed=arm.seed, round=done))
-    with _quiet():
+    rollout = make_rollout(config, arm.recipe, arm.seed, done, arm.folder)
+    learner = _Learner(model, optimizer, rollout)
+    with closing(rollout), _quiet():
         trainer = _trainer(arm, policy, learner)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(_Recorder(arm, policy, learner, on_step))
@@ -188,6 +190,7 @@ class _Recorder(TrainerCallback):
             "throughput/rollout_tokens_per_s": measured.tokens / measured.sampling_seconds,
             "throughput/step_tokens_per_s": measured.tokens / seconds,
             "time/rollout_s": measured.sampling_seconds,
+            "time/sync_s": measured.sync_seconds,
             "time/gap_s": measured.scoring_seconds,
             "time/step_s": seconds,
         }

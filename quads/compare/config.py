@@ -17,6 +17,7 @@ from quads import recipes
 from quads.recipes import Recipe
 
 DEFAULT_ARMS = ("bf16", "fp8", "nvfp4", "quads")
+ENGINES = ("transformers", "vllm")  # what samples: see quads.compare.engines
 _FREE = ("out", "arms", "seeds", "fresh")  # may differ between runs that share a folder
 
 
@@ -57,6 +58,10 @@ class CompareConfig:
     dtype: str = field(
         default="float32", metadata={"help": "float32 or bfloat16, of master weights and unquantised arithmetic."}
     )
+    engine: str = field(
+        default="transformers",
+        metadata={"help": "What samples: transformers (emulated numerics), or a colocated vllm with the quads plugin."},
+    )
     threads: int = field(default=1, metadata={"help": "CPU threads; records are equal only under the same number."})
 
     def __post_init__(self) -> None:
@@ -75,6 +80,7 @@ class CompareConfig:
         _require(self.samples >= 2, "samples", f"is {self.samples}: GRPO compares at least 2 samples of a prompt")
         _require(0 < self.lr < 1, "lr", f"is {self.lr}, not between 0 and 1")
         _require(self.dtype in ("float32", "bfloat16"), "dtype", f"is {self.dtype!r}, not float32 or bfloat16")
+        _require(self.engine in ENGINES, "engine", f"is {self.engine!r}, not {' or '.join(ENGINES)}")
         _require((self.prompts * self.samples) % self.minibatches == 0, "minibatches", "must divide prompts * samples")
         for name in ("arms", "seeds"):
             values = getattr(self, name)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from quads import models, provenance
-from quads.compare import report, table
+from quads.compare import engines, report, table
 from quads.compare.arm import Arm, run_arm
 from quads.compare.config import CompareConfig, CompareError, differences
 from quads.compare.policy import Policy, load_policy
@@ -35,6 +35,7 @@ def run(config: CompareConfig, console: Console | None = None) -> Numbers:
     arms = [Arm(config, recipe, seed) for seed in config.seeds for recipe in config.recipes()]
     torch.set_num_threads(config.threads)
     _check_packages()
+    engines.prepare(config.engine)
     _check_folder(config)
     if config.model:
         models.check_folder(Path(config.model))

@@ -30,7 +30,7 @@ _SCORED_TOKENS = 65_536  # tokens of one scoring forward, which bounds its memor
 
 @dataclass(frozen=True)
 class Measured:
-    """What one rollout was: the gap (GapMeter.summary), completion tokens, seconds of sampling and of scoring."""
+    """What one rollout was: the gap (GapMeter.summary), completion tokens, seconds of sampling, scoring and sync."""
 
     round: int
     gap: dict[str, float]
@@ -38,6 +38,7 @@ class Measured:
     sampling_seconds: float
     scoring_seconds: float
     mean_logp: float
+    sync_seconds: float = 0.0
 
 
 @dataclass
@@ -80,6 +81,9 @@ class QuadsRollout:
         self.history.append(Measured(self.round, meter.summary(), len(logps), *seconds, sum(logps) / len(logps)))
         self.round += 1
         return {"prompt_ids": ids, "completion_ids": completions.tokens, "logprobs": completions.logps}
+
+    def close(self) -> None:
+        """Free what the rollout holds besides the trainer's model: nothing here."""
 
     def _sample(self, model: nn.Module, ids: list[list[int]], trainer: Any, tokenizer: Any) -> Completions:
         group = _group_size(ids, trainer.num_generations)

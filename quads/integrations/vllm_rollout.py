@@ -9,14 +9,16 @@ bit, and samples with processed log-probabilities. On CPU set VLLM_ENABLE_V1_MUL
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from quads.integrations.trl import QuadsRollout
@@ -32,6 +34,7 @@ class EngineRollout(QuadsRollout):
 
     folder: where the engine's model folder is written (default: a temporary one). options: further arguments of
     `vllm.LLM`. verify: prove each refit. refit_seconds: time of each refit, its proof included.
+    A resumed `round` samples what an unbroken run would have sampled.
     """
 
     folder: Path | None = None
@@ -43,13 +46,27 @@ class EngineRollout(QuadsRollout):
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         model = trainer.accelerator.unwrap_model(trainer.model)
         self._refit(model)
-        return super().__call__(prompts, trainer)
+        result = super().__call__(prompts, trainer)
+        self.history[-1] = replace(self.history[-1], sync_seconds=self.refit_seconds[-1])
+        return result
+
+    def close(self) -> None:
+        """Stop the engine and give its memory back; the next call would start another."""
+        if self.llm is None:
+            return
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = None
+        gc.collect()
+        cleanup_dist_env_and_memory()
 
     def _refit(self, model: Any) -> None:
         from quads.integrations.vllm_plugin import colocate
 
         if self.llm is None:
-            self.llm = self._start(model)
+            with torch.random.fork_rng():  # vLLM seeds this process's generators, which a trainer draws from
+                self.llm = self._start(model)
         started = time.perf_counter()
         colocate.sync(self.llm, model, self.recipe, verify=self.verify)
         self.refit_seconds.append(time.perf_counter() - started)
@@ -62,7 +79,8 @@ class EngineRollout(QuadsRollout):
         from quads.integrations.vllm_plugin import colocate
 
         folder = self.folder or Path(tempfile.mkdtemp(prefix="quads-engine-"))
-        colocate.engine_folder(model, self.recipe, folder, seed=self.seed)
+        epoch = self.round // self.recipe.rac_refresh
+        colocate.engine_folder(model, self.recipe, folder, seed=self.seed + epoch * _REQUEST_SEEDS)
         dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
         fixed = {"skip_tokenizer_init": True, "logprobs_mode": "processed_logprobs", "dtype": dtype, "seed": self.seed}
         return LLM(model=str(folder), **{**fixed, **self.options})
