@@ -10,6 +10,7 @@ import numpy as np
 
 from quads.compare.records import Record
 from quads.compare.table import SPEED_NOTE
+from quads.page import Figure
 
 COLORS = {
     "bf16": "#4c78a8",
@@ -24,8 +25,6 @@ COLORS = {
     "quads-full": "#88d27a",
 }
 _SPARE = ("#1f9bcf", "#d67195", "#a0cbe8", "#ffbf79", "#8cd17d")
-
-Figure = tuple[str, str, str, str]  # element id, title, note, plotly JSON
 
 
 def figures(runs: list[Record], evals: list[Record]) -> Iterator[Figure]:
