@@ -1,0 +1,81 @@
+"use strict";
+// Plots in the page's own colours: redrawn when these, a selector or the ticked series change, and for paper.
+window.scriptErrors = [];
+addEventListener("error", event => scriptErrors.push(event.message));
+addEventListener("unhandledrejection", event => scriptErrors.push(String(event.reason)));
+
+const PAPER_WIDTH = 660;     // pixels of a figure on A4 or letter
+const plots = new Map();     // element id -> { specs: choices joined by "|" -> {data, layout}, by: [selector names] }
+const choices = {};          // selector name -> its value
+const unticked = new Set();  // series (legendgroup of their traces) that are not shown
+let width = null;            // of every plot; null: as wide as its element
+
+function draw(id, spec) { drawChosen(id, { "": spec }, []); }
+
+function drawChosen(id, specs, by) {
+  plots.set(id, { specs, by });
+  paint(id);
+}
+
+function paint(id) {
+  const { specs, by } = plots.get(id), element = document.getElementById(id);
+  const spec = specs[by.map(name => choices[name]).join("|")];
+  if (!spec) Plotly.purge(element);
+  if (!spec || element.classList.contains("none")) element.textContent = spec ? "" : "Not measured for this choice.";
+  element.classList.toggle("none", !spec);
+  if (!spec) return;
+  const data = spec.data.map(trace => (unticked.has(trace.legendgroup) ? { ...trace, visible: false } : trace));
+  element.style.height = spec.layout.height ? `${spec.layout.height}px` : "";
+  Plotly.react(element, data, themed(spec.layout), { responsive: true, displayModeBar: false });
+}
+
+function themed(layout) {
+  const css = getComputedStyle(document.documentElement), of = name => css.getPropertyValue(name).trim();
+  const axis = { gridcolor: of("--line"), zerolinecolor: of("--line"), linecolor: of("--line") };
+  const look = {
+    ...layout, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { ...layout.font, color: of("--ink") }, ...(width === null ? {} : { width }),
+    hoverlabel: { bgcolor: of("--band"), bordercolor: of("--line"), font: { color: of("--ink") } },
+  };
+  for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key)) look[key] = { ...axis, ...layout[key] };
+  return look;
+}
+
+function paintAll() { plots.forEach((_, id) => paint(id)); }
+
+// Sets a selector: plots that depend on it, elements marked data-only-NAME, and the same selector elsewhere follow.
+function choose(name, value) {
+  choices[name] = value;
+  document.querySelectorAll(`select[data-choice="${name}"]`).forEach(select => { select.value = value; });
+  document.querySelectorAll(`[data-only-${name}]`).forEach(part => {
+    part.hidden = part.getAttribute(`data-only-${name}`) !== value;
+  });
+  plots.forEach(({ by }, id) => { if (by.includes(name)) paint(id); });
+}
+
+function tick(series, on) {
+  unticked[on ? "delete" : "add"](series);
+  document.querySelectorAll("input[data-series]").forEach(box => {
+    if (box.dataset.series === series) box.checked = on;
+  });
+  paintAll();
+}
+
+function onPaper(on) {
+  document.documentElement.classList.toggle("print", on);  // paper is white, whatever the screen is
+  width = on ? PAPER_WIDTH : null;
+  paintAll();
+}
+
+addEventListener("change", ({ target }) => {
+  if (target.dataset.choice) choose(target.dataset.choice, target.value);
+  if (target.dataset.series) tick(target.dataset.series, target.checked);
+});
+addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll("select[data-choice]").forEach(({ dataset, value }) => {
+    if (choices[dataset.choice] !== value) choose(dataset.choice, value);
+  });
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
+addEventListener("beforeprint", () => onPaper(true));
+addEventListener("afterprint", () => onPaper(false));
