@@ -23,6 +23,7 @@ from quads.recipes import RecipeError
 
 VERDICTS = ("supported", "refuted", "undecided")
 DIRECTIONS = ("lower", "higher", "equal")
+CONTROLS = ("engine", "w16a4")  # arms of every probe that are no recipes: see quads.suites.probe
 CORRECTIONS: dict[str, dict[str, Any]] = {
     "none": {},
     "tis": {"tis": 2.0},
@@ -55,10 +56,11 @@ class Probe:
     """Teacher-forced gap on fixed policies and fixed tokens, the primary metric.
 
     arms: recipes measured against each of `references`: "bf16" (the policy as trained) and "w4" (the policy under
-        Q(W), what a QAT trainer computes).
+        Q(W), what a QAT trainer computes); "trainer" is whatever the arm's own trainer computes.
     sequences: prompts with one completion each, sampled once from the policy in BF16; draws: independent sets of
         them, and of the random control. outliers: stress variants "CHANNELSxSCALE" ("" is the plain policy);
     policies: "start", or the name of a variant, whose trained BF16 arm is then the checkpoint.
+    scoring: "prefill" (one forward over all tokens) or "decode" (token by token, as a rollout does).
     """
 
     arms: tuple[str, ...]
@@ -67,14 +69,17 @@ class Probe:
     draws: int = 3
     outliers: tuple[str, ...] = ("",)
     policies: tuple[str, ...] = ("start",)
+    scoring: str = "prefill"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
     """A claim that the suite can support, refute or leave undecided.
 
-    metric: a name of `quads.suites.metrics`; arm, against: recipes whose paired difference arm - against decides.
-    where: the cell of an outcome metric, or "POLICY[/OUTLIERS]/REFERENCE" of a probe metric.
+    metric: a name of `quads.suites.metrics`; arm, against: recipes whose paired difference arm - against decides;
+        against "a + b" is the mean of both (is `arm` nearer to one of them?).
+    where: the cell of an outcome metric, or "POLICY[/OUTLIERS]/REFERENCE" of a probe metric; "a : b" takes arm
+        from a and against from b.
     direction: lower and higher want the whole interval beyond `margin`, equal wants it inside +-margin.
     source: who claims it ("abstract", "third parties", "here").
     """
@@ -88,6 +93,17 @@ class Hypothesis:
     direction: str
     margin: float = 0.0
     source: str = "here"
+
+    @property
+    def rivals(self) -> tuple[str, ...]:
+        """The arms that `against` names."""
+        return tuple(part.strip() for part in self.against.split("+"))
+
+    @property
+    def places(self) -> tuple[str, str]:
+        """Where `arm` and where `against` are measured."""
+        first, _, second = (part.strip() for part in self.where.partition(":"))
+        return first, second or first
 
 
 @dataclass(frozen=True)
@@ -234,7 +250,7 @@ def _check_hypothesis(path: Path, hypothesis: Hypothesis, suite: Suite, cells: s
     if hypothesis.direction == "equal" and not hypothesis.margin > 0:
         raise SuiteError(f"{where}: direction 'equal' needs a margin above 0")
     probed = hypothesis.metric.startswith("probe/")
-    arms = suite.probe.arms if probed and suite.probe else suite.arms
+    arms = (*CONTROLS, *suite.probe.arms) if probed and suite.probe else suite.arms
     for arm in (hypothesis.arm, hypothesis.against):
         if arm not in arms:
             raise SuiteError(f"{where} names arm '{arm}', which the suite does not run{_nearest(arm, list(arms))}")

@@ -76,6 +76,8 @@ def test_a_bad_suite_is_one_line_that_names_the_key(tmp_path: Path, old: str, ne
     [
         ("arm", "qat", "arm 'qat'"),
         ("where", "fst", "did you mean 'fast'"),
+        ("where", "fast : slwo", "did you mean 'slow'"),
+        ("against", "bf16 + qat", "arm 'qat'"),
         ("direction", "up", "direction 'up'"),
         ("direction", "equal", "margin above 0"),
     ],
@@ -87,3 +89,31 @@ def test_a_hypothesis_must_name_what_the_suite_runs(tmp_path: Path, key: str, va
     with pytest.raises(SuiteError) as caught:
         config.load(write(tmp_path / "s", MINIMAL + text))
     assert says in str(caught.value)
+
+
+PROBE = """
+[probe]
+arms = ["nvfp4", "quads"]
+outliers = ["", "8x16"]
+[[hypothesis]]
+id = "h"
+claim = "c"
+metric = "probe/gap_mean"
+arm = "quads"
+against = "nvfp4"
+direction = "lower"
+where = "start/8x16/w4"
+"""
+
+
+def test_a_hypothesis_of_the_probe_must_name_a_place_that_is_probed(tmp_path: Path) -> None:
+    assert config.load(write(tmp_path / "s", MINIMAL + PROBE)).hypotheses
+    with pytest.raises(SuiteError, match="did you mean 'start/8x16/w4'"):
+        config.load(write(tmp_path / "s", MINIMAL + PROBE.replace("start/8x16/w4", "start/8x61/w4")))
+
+
+def test_a_hypothesis_can_compare_across_places_and_with_the_mean_of_arms() -> None:
+    hypothesis = config.Hypothesis(
+        id="h", claim="c", metric="m", arm="a", against="b + c", where="x : y", direction="lower"
+    )
+    assert hypothesis.rivals == ("b", "c") and hypothesis.places == ("x", "y")
