@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from quads.compute import product_input
+
 
 class Product(Protocol):
     """Multiplies activations [M, K] by one weight [N, K], or rows sorted by expert by [experts, N, K]."""
@@ -72,7 +74,7 @@ def _need(weight: OperandWeight, k_last: bool, what: str) -> Product:
 
 
 def _rows(x: Tensor, product: Product) -> Tensor:
-    return product.matmul(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
+    return product.matmul(product_input(x).reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
 
 
 def _linear(input: Tensor, weight: OperandWeight, bias: Tensor | None = None) -> Tensor:
@@ -88,11 +90,11 @@ def _bmm(input: Tensor, mat2: OperandWeight) -> Tensor:
     product = _need(mat2, False, "bmm")
     rows = input.shape[1]
     ends = torch.arange(1, input.shape[0] + 1, dtype=torch.int32, device=input.device) * rows
-    return product.grouped_matmul(input.flatten(0, 1), ends).unflatten(0, (-1, rows))
+    return product.grouped_matmul(product_input(input).flatten(0, 1), ends).unflatten(0, (-1, rows))
 
 
 def _grouped_mm(input: Tensor, weight: OperandWeight, offs: Tensor, **_: Any) -> Tensor:
-    return _need(weight, False, "grouped_mm").grouped_matmul(input, offs)
+    return _need(weight, False, "grouped_mm").grouped_matmul(product_input(input), offs)
 
 
 def _getitem(weight: OperandWeight, index: Any) -> Any:

@@ -128,4 +128,5 @@ class _MasterBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor, None]:
         x, master = ctx.saved_tensors
-        return grad @ master, None, grad.transpose(-2, -1) @ x, None
+        # Under autocast the products are bfloat16 and the master is not; autograd casts dW back to its dtype.
+        return grad @ master.to(grad.dtype), None, grad.transpose(-2, -1) @ x.to(grad.dtype), None

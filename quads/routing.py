@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 Routing = dict[str, Tensor]  # router name -> expert indices int64 [B, T, k]
+UNRECORDED = -1
 
 
 def routers(model: nn.Module) -> dict[str, nn.Module]:
@@ -38,12 +39,50 @@ class RoutingRecorder:
     def add(self, name: str, chosen: Tensor) -> None:
         self._calls.setdefault(name, []).append(chosen.detach())
 
+    def take(self, batch: int) -> Routing:
+        """`routing(batch)` of the calls since the last take, which are forgotten."""
+        taken = self.routing(batch)
+        self._calls.clear()
+        return taken
+
     def routing(self, batch: int) -> Routing:
         """All calls so far as [batch, T, k]: a prefill and decode steps of one batch join along T."""
         return {
             name: torch.cat([call.reshape(batch, -1, call.shape[-1]) for call in calls], dim=1)
             for name, calls in self._calls.items()
         }
+
+
+class SampledRouting:
+    """Choices of a sampling run whose rows leave the batch as they end, laid out as a trainer pads: prompts left.
+
+    `choices`: int16 [rows, width, routers, k] in the order of `routers(model)`; UNRECORDED at padding, and at the last
+    token of each row, which the rollout never fed to the model.
+    """
+
+    def __init__(self, recorder: RoutingRecorder, model: nn.Module, width: int) -> None:
+        self._recorder, self._names, self._width = recorder, list(routers(model)), width
+        self.choices = torch.empty(0)
+
+    def prefill(self, mask: Tensor, samples: int) -> None:
+        """Take the prefill of prompts padded as `mask` [prompts, T] says, shared by `samples` rows each."""
+        chosen = self._take(len(mask)).masked_fill(~mask.bool()[..., None, None], UNRECORDED)
+        prompts, length, layers, k = chosen.shape
+        self.choices = chosen.new_full((prompts * samples, self._width, layers, k), UNRECORDED)
+        self.choices[:, :length] = chosen.repeat_interleave(samples, 0)
+
+    def decode(self, rows: Tensor, column: int) -> None:
+        """Take a decode step of `rows`, whose tokens stand at `column` of the layout."""
+        self.choices[rows, column] = self._take(len(rows))[:, 0]
+
+    def _take(self, batch: int) -> Tensor:
+        taken = self._recorder.take(batch)
+        return torch.stack([taken[name] for name in self._names], dim=2).to(torch.int16)
+
+
+def as_routing(model: nn.Module, choices: Tensor) -> Routing:
+    """Rows of `SampledRouting.choices` [B, T, routers, k] as `replay_routing` takes them."""
+    return {name: choices[:, :, layer].long() for layer, name in enumerate(routers(model))}
 
 
 @contextmanager
@@ -64,7 +103,7 @@ def record_routing(model: nn.Module) -> Iterator[RoutingRecorder]:
 
 @contextmanager
 def replay_routing(model: nn.Module, routing: Routing) -> Iterator[None]:
-    """Send each token [B, T] of every forward pass to its recorded experts.
+    """Send each token [B, T] of every forward pass to its recorded experts; a negative record leaves its own choice.
 
     ValueError where a router was not recorded or a call has another number of tokens than the record.
     """
@@ -78,7 +117,8 @@ def replay_routing(model: nn.Module, routing: Routing) -> Iterator[None]:
         def chosen(own: Tensor) -> Tensor:
             if own.shape != recorded.shape:
                 raise ValueError(f"router {name} chose for {tuple(own.shape)}, the record is {tuple(recorded.shape)}")
-            return recorded.to(own.device)
+            found = recorded.to(own)
+            return torch.where(found < 0, own, found)
 
         return chosen
 

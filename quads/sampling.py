@@ -8,6 +8,7 @@ of (t, i) alone: two policies given the same generator state meet the same noise
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +16,19 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from quads.routing import SampledRouting, record_routing
+
 
 @dataclass(frozen=True)
 class Completions:
-    """Samples in prompt order, `samples` of each prompt together; a row's end-of-sequence token is its last."""
+    """Samples in prompt order, `samples` of each prompt together; a row's end-of-sequence token is its last.
+
+    `routing`: where it was asked for, `SampledRouting.choices` of prompts and completions.
+    """
 
     tokens: list[list[int]]
     logps: list[list[float]]
+    routing: Tensor | None = None
 
 
 def left_pad(prompts: list[list[int]], pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -43,42 +50,59 @@ def sample(
     pad: int,
     temperature: float = 1.0,
     generator: torch.Generator | None = None,
+    routed: bool = False,
 ) -> Completions:
     """`samples` completions of each prompt (token ids, none empty); temperature 0 is greedy and needs no generator.
 
-    `generator` lives on the CPU. Log-probabilities are of the tempered distribution, float32.
+    `generator` lives on the CPU. Log-probabilities are of the tempered distribution, float32. `routed`: record which
+    experts every token was sent to.
     """
     device = next(model.parameters()).device
     ids, mask = left_pad(prompts, pad, device)
-    total = ids.shape[0] * samples
-    out = Completions([[] for _ in range(total)], [[] for _ in range(total)])
+    total, width = ids.shape[0] * samples, ids.shape[1]
+    steps: list[tuple[Tensor, Tensor, Tensor]] = []
     call: Any = model
     cache = DynamicCache(config=call.config)
-    cached = {_cache_argument(model): cache, "use_cache": True}
-    result = call(input_ids=ids, attention_mask=mask, logits_to_keep=1, **cached)
-    logits = result.logits[:, -1].repeat_interleave(samples, 0)
-    cache.batch_repeat_interleave(samples)
-    mask = mask.repeat_interleave(samples, 0)
-    rows = torch.arange(total, device=device)
-    ends = torch.tensor(eos, device=device)
-    for position in range(max_new_tokens):
-        tokens, logps = _choose(logits, rows, total, temperature, generator)
-        for row, token, logp in zip(rows.tolist(), tokens.tolist(), logps.tolist(), strict=True):
-            out.tokens[row].append(token)
-            out.logps[row].append(logp)
-        going = ~torch.isin(tokens, ends)
-        if position + 1 == max_new_tokens or not bool(going.any()):
-            break
-        if not bool(going.all()):
-            kept = going.nonzero().squeeze(-1)
-            cache.batch_select_indices(kept)
-            rows, tokens, mask = rows[kept], tokens[kept], mask[kept]
-        mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=-1)
-        logits = call(input_ids=tokens.unsqueeze(-1), attention_mask=mask, **cached).logits[:, -1]
-    return out
+    cached = {cache_argument(model): cache, "use_cache": True}
+    with record_routing(model) if routed else nullcontext() as recorder:
+        routing = SampledRouting(recorder, model, width + max_new_tokens) if recorder is not None else None
+        result = call(input_ids=ids, attention_mask=mask, logits_to_keep=1, **cached)
+        if routing is not None:
+            routing.prefill(mask, samples)
+        logits = result.logits[:, -1].repeat_interleave(samples, 0)
+        cache.batch_repeat_interleave(samples)
+        mask = mask.repeat_interleave(samples, 0)
+        rows = torch.arange(total, device=device)
+        ends = torch.tensor(eos, device=device)
+        for position in range(max_new_tokens):
+            tokens, logps = _choose(logits, rows, total, temperature, generator)
+            steps.append((rows, tokens, logps))
+            kept = (~torch.isin(tokens, ends)).nonzero().squeeze(-1)  # the one wait for the device in a step
+            if position + 1 == max_new_tokens or len(kept) == 0:
+                break
+            if len(kept) < len(rows):
+                cache.batch_select_indices(kept)
+                rows, tokens, mask = rows[kept], tokens[kept], mask[kept]
+            mask = torch.cat([mask, mask.new_ones(mask.shape[0], 1)], dim=-1)
+            logits = call(input_ids=tokens.unsqueeze(-1), attention_mask=mask, **cached).logits[:, -1]
+            if routing is not None:
+                routing.decode(rows, width + position)
+    tokens_of, logps_of = _by_row(steps, total)
+    return Completions(tokens_of, logps_of, None if routing is None else routing.choices)
 
 
-def _cache_argument(model: nn.Module) -> str:
+def _by_row(steps: list[tuple[Tensor, Tensor, Tensor]], total: int) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens and log-probabilities of each row, from what each step gave to the rows still in the batch."""
+    tokens: list[list[int]] = [[] for _ in range(total)]
+    logps: list[list[float]] = [[] for _ in range(total)]
+    of_row, token, logp = (torch.cat(part).tolist() for part in zip(*steps, strict=True))
+    for row, value, log in zip(of_row, token, logp, strict=True):
+        tokens[row].append(value)
+        logps[row].append(log)
+    return tokens, logps
+
+
+def cache_argument(model: nn.Module) -> str:
     """transformers renamed `past_key_values` to `cache` in 5.24."""
     return "cache" if "cache" in inspect.signature(type(model).forward).parameters else "past_key_values"
 
