@@ -250,9 +250,17 @@ def _check_hypothesis(path: Path, hypothesis: Hypothesis, suite: Suite, cells: s
     if hypothesis.direction == "equal" and not hypothesis.margin > 0:
         raise SuiteError(f"{where}: direction 'equal' needs a margin above 0")
     probed = hypothesis.metric.startswith("probe/")
-    arms = (*CONTROLS, *suite.probe.arms) if probed and suite.probe else suite.arms
-    for arm in (hypothesis.arm, hypothesis.against):
+    probe = suite.probe if probed else None
+    arms = (*CONTROLS, *probe.arms) if probe else () if probed else suite.arms
+    for arm in (hypothesis.arm, *hypothesis.rivals):
         if arm not in arms:
             raise SuiteError(f"{where} names arm '{arm}', which the suite does not run{_nearest(arm, list(arms))}")
-    if not probed and hypothesis.where not in cells:
-        raise SuiteError(f"{where} names cell '{hypothesis.where}'{_nearest(hypothesis.where, sorted(cells))}")
+    known = _places(probe) if probe else sorted(cells)
+    for place in hypothesis.places:
+        if place not in known:
+            raise SuiteError(f"{where} names {'place' if probed else 'cell'} '{place}'{_nearest(place, known)}")
+
+
+def _places(probe: Probe) -> list[str]:
+    product = itertools.product(probe.policies, probe.outliers, probe.references)
+    return ["/".join(part for part in parts if part) for parts in product]
