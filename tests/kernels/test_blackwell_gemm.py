@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -11,59 +10,14 @@ import pytest
 
 from quads.kernels.crosscompile import Job, Report, compile_jobs
 from quads.kernels.gemm_details import native
+from quads.kernels.gemm_details.compiled import ALIGNED, CASES, FAMILY, KERNEL, SIGNATURE, Case, K
 
 pytest.importorskip("triton")
-KERNEL = "quads.kernels.gemm_details.native_jit:scaled_product"
 MMA = {
     "sm_100": ("tcgen05.mma", "kind::mxf4nvf4", "scale_vec::4X"),
     "sm_120": ("mma.sync", "m16n8k64", "mxf4nvf4", "4X", "ue4m3"),
 }
-FAMILY = {"sm_100a": "sm_100", "sm_103a": "sm_100", "sm_120a": "sm_120"}
-K = 8192
 RECORD = Path(__file__).parents[2] / "docs" / "results" / "kernels-modelled" / "gemm.json"
-SIGNATURE = {
-    "x_codes": "*u8", "x_scales": "*u8", "x_outer": "*fp32", "w_codes": "*u8", "w_scales": "*u8", "w_outer": "*fp32",
-    "blocks": "*i32", "out": "*bf16", "slots": "*i32", "groups": "*i32",
-    **dict.fromkeys(("rows", "n", "k_blocks", "extra", "token_blocks", "experts", "slot_share"), "i32"),
-}  # fmt: skip
-ALIGNED = (*(name for name, kind in SIGNATURE.items() if kind.startswith("*")), "n", "k_blocks")
-
-
-@dataclass(frozen=True)
-class Case:
-    """One kernel that a chip must run: tokens of the call, RAC's repeated blocks, grouped or dense."""
-
-    chip: str
-    tokens: int
-    extra: int = 0
-    grouped: bool = False
-
-    @property
-    def tile(self) -> native.Tile:
-        return native.tile_for(FAMILY[self.chip], self.tokens)
-
-    @property
-    def specialized(self) -> bool:
-        return self.tile.specialize and self.extra == 0
-
-    def job(self) -> Job:
-        constants = {**self.tile.constants(), **native.steps(self.tile, K // 16, self.extra)}
-        flags = {"PERSISTENT": True, "SPECIALIZE": self.specialized, "GROUPED": self.grouped, "SELECTED": False}
-        return Job(
-            kernel=KERNEL,
-            chip=self.chip,
-            signature=SIGNATURE,
-            divisible=ALIGNED,
-            constants={**constants, **flags, "HALVES": self.grouped, "OUTER_PER_ROW": True},
-            options={"num_warps": self.tile.warps, "num_stages": self.tile.stages},
-        )
-
-
-CASES = [
-    *(Case(chip, tokens, extra) for chip in ("sm_100a", "sm_120a") for tokens in (16, 4096) for extra in (0, 256)),
-    *(Case(chip, 16, 0, grouped=True) for chip in FAMILY),
-    Case("sm_103a", 4096),
-]
 
 
 @cache
