@@ -1,0 +1,244 @@
+"""The suites' primary metric: the teacher-forced gap on fixed policies and fixed tokens.
+
+    outcome = run(suite, out, budget=60)
+
+For each policy, outlier variant and draw of tokens, every arm scores the same tokens under its rollout numerics and is
+compared with its references: one record of OUT/probe.jsonl each. Two controls go with every probe: `engine`, the same
+precision in another implementation (the floor under every gap), and `w16a4`, activations quantised alone. The start
+policy is also attributed layer by layer: each term in one decoder layer, BF16 elsewhere, on the first draw.
+
+Records that are there are kept, a half-written one is dropped, and records of another checkpoint or other tokens are
+measured again. On CPU two runs write equal bytes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from quads.attribution.batch import TokenBatch
+from quads.compare.config import digest
+from quads.compare.records import Record, Records
+from quads.suites import probe_numerics, probe_policies, probe_tokens
+from quads.suites.config import CONTROLS, Probe, Suite, SuiteError
+from quads.suites.probe_numerics import ACTIVATIONS, BF16, REFERENCES, Numerics, Pair, comparison
+from quads.suites.probe_policies import START, Checkpoint
+from quads.suites.probe_records import compare
+from quads.suites.probe_scoring import SCORERS, Scored, Scorer
+
+OnProgress = Callable[[int, int, str], None]  # records there, records wanted, one line
+LAYER_TERMS = {"weights": "w4a16", "activations": ACTIVATIONS, "both": "nvfp4", "rac": "quads"}
+_DRAW_SEEDS = 1_000_003  # the random control of one draw shares no layer's selection with the next
+
+Key = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Records that are there and that were wanted; `failed` says in one line each which arms raised what."""
+
+    done: int
+    total: int
+    failed: tuple[str, ...] = ()
+
+
+def run(
+    suite: Suite,
+    out: Path,
+    policies: Sequence[str] | None = None,
+    device: str = "",
+    budget: float = float("inf"),
+    on_progress: OnProgress = lambda done, total, text: None,
+) -> Outcome:
+    """Measure what OUT/probe.jsonl lacks of the suite's probe, for at most about `budget` seconds.
+
+    policies: default those of the suite. device: "cuda", "cpu" or "" for the GPU where there is one. An arm that
+    raises is reported and left out; the rest goes on. SuiteError for a probe that cannot be.
+    """
+    probe = suite.probe
+    if probe is None:
+        raise SuiteError(f"suite '{suite.name}' has no [probe]")
+    _check(probe)
+    out.mkdir(parents=True, exist_ok=True)
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    checkpoints = [probe_policies.load(suite, out, name) for name in policies or probe.policies]
+    this = _Run(probe, out, chosen, time.monotonic() + budget, on_progress)
+    this.claim(checkpoints)
+    for checkpoint in checkpoints:
+        this.measure(checkpoint)
+    return Outcome(len(this.have), len(this.wanted), tuple(this.failed))
+
+
+def arms(probe: Probe) -> tuple[str, ...]:
+    """Every arm that a probe measures: the controls, then those of the suite."""
+    return tuple(dict.fromkeys((*CONTROLS, *probe.arms)))
+
+
+@dataclass
+class Tokens:
+    """One model with one draw of tokens on its device; references are scored once."""
+
+    model: nn.Module
+    batch: TokenBatch
+    calibration: TokenBatch
+    scorer: Scorer
+    draw: int
+    _references: dict[Numerics, Scored] = field(default_factory=dict)
+
+    def score(self, numerics: Numerics) -> Scored:
+        """The tokens under `numerics`; a static selection is first made on the calibration's tokens."""
+        modules, recipe = numerics.modules(self.model), numerics.recipe
+        with numerics.entered(self.model, seed=_DRAW_SEEDS * (self.draw + 1)):
+            if recipe.rac_ratio and recipe.rac_scope == "static":
+                self.scorer(self.model, self.calibration, modules)
+            return self.scorer(self.model, self.batch, modules)
+
+    def reference(self, numerics: Numerics) -> Scored:
+        if numerics not in self._references:
+            self._references[numerics] = self.score(numerics)
+        return self._references[numerics]
+
+
+class _Run:
+    """What one call of `run` has and still wants."""
+
+    def __init__(self, probe: Probe, out: Path, device: torch.device, deadline: float, on_progress: OnProgress) -> None:
+        self.probe, self.out, self.device = probe, out, device
+        self.deadline, self.on_progress = deadline, on_progress
+        self.records, self.scorer = Records(out / "probe.jsonl"), SCORERS[probe.scoring]
+        self.identities: dict[str, str] = {}
+        self.wanted: set[Key] = set()
+        self.have: set[Key] = set()
+        self.failed: list[str] = []
+
+    def claim(self, checkpoints: list[Checkpoint]) -> None:
+        """Say what is wanted and see what is there; records of other checkpoints or tokens are dropped."""
+        self.identities = {c.name: _identity(c, self.probe) for c in checkpoints}
+        self.wanted = {key for c in checkpoints for key in _keys(c, self.probe)}
+        stale, half = self.records.keep(lambda r: r["identity"] == self.identities.get(r["policy"], r["identity"]))
+        there = self.records.read()
+        self.have = {_key(record) for record in there} & self.wanted
+        other = sorted({record["label"] for record in there} - {self.label})
+        if other and self.wanted - self.have:
+            raise SuiteError(
+                f"{self.records.path} holds records {other[0]}, this is {self.label}: choose another --out"
+            )
+        if stale or half:
+            self._tell(f"dropped {stale} records of other checkpoints or tokens, {int(half)} half-written")
+
+    def measure(self, checkpoint: Checkpoint) -> None:
+        """Every record of one policy that is not there yet."""
+        path = self.out / f"probe-tokens-{checkpoint.name}.safetensors"
+        for outliers in self.probe.outliers:
+            if not self._lacks(checkpoint.name, outliers):
+                continue
+            fixed = probe_tokens.fixed_tokens(checkpoint, self.probe, path)
+            *batches, calibration = [probe_tokens.on_device(batch, self.device) for batch in fixed]
+            model = probe_policies.stressed(checkpoint.model, outliers, self.device)
+            for draw, batch in enumerate(batches):
+                tokens = Tokens(model, batch, calibration, self.scorer, draw)
+                self._measure_arms(tokens, {"policy": checkpoint.name, "outliers": outliers, "draw": draw})
+                if draw == 0 and checkpoint.name == START:
+                    self._measure_layers(tokens, {"policy": checkpoint.name, "outliers": outliers, "draw": draw})
+
+    def _measure_arms(self, tokens: Tokens, where: Record) -> None:
+        for arm in arms(self.probe):
+            tag = {**where, "arm": arm}
+            pairs = {
+                reference: pair
+                for reference in self.probe.references
+                if (pair := comparison(arm, reference)) and _key({**tag, "reference": reference}) not in self.have
+            }
+            if pairs:
+                self._attempt(partial(_arm_records, tokens, pairs, tag), tag)
+
+    def _measure_layers(self, tokens: Tokens, where: Record) -> None:
+        for layer in probe_numerics.layers(tokens.model):
+            tag = {"kind": "layer", **where, "layer": layer}
+            if _key(tag) not in self.have:
+                self._attempt(partial(_layer_record, tokens, layer, tag), tag)
+
+    def _attempt(self, measured: Callable[[], Iterator[Record]], tag: Record) -> None:
+        """Append the records that `measured` gives: none once the budget is spent, a line in `failed` if it raises."""
+        if time.monotonic() >= self.deadline:
+            return
+        name = " ".join(f"{key} {value}" for key, value in tag.items() if value != "")
+        try:
+            for record in measured():
+                extra = {"identity": self.identities[tag["policy"]], "label": self.label}
+                self.records.append({**record, **extra})
+                self.have.add(_key(record))
+        except Exception as error:  # one arm's fault must not cost a machine's whole time
+            first = (str(error).splitlines() or [""])[0]
+            self.failed.append(f"{name}: {type(error).__name__}: {first}")
+            name = self.failed[-1]
+        self._tell(name)
+
+    @property
+    def label(self) -> str:
+        if self.device.type == "cuda":
+            return f"measured ({torch.cuda.get_device_name(self.device)})"
+        return "emulated (CPU)"
+
+    def _lacks(self, policy: str, outliers: str) -> bool:
+        missing = any(key[1:3] == (policy, outliers) for key in self.wanted - self.have)
+        return missing and time.monotonic() < self.deadline
+
+    def _tell(self, text: str) -> None:
+        self.on_progress(len(self.have), len(self.wanted), text)
+
+
+def _arm_records(tokens: Tokens, pairs: dict[str, Pair], tag: Record) -> Iterator[Record]:
+    """One record a reference; the arm is scored once."""
+    scored: dict[Numerics, Scored] = {}
+    for reference, (ours, theirs) in pairs.items():
+        if ours not in scored:
+            scored[ours] = tokens.score(ours)
+        yield {**tag, "reference": reference, **compare(scored[ours], tokens.reference(theirs), tokens.batch)}
+
+
+def _layer_record(tokens: Tokens, layer: int, tag: Record) -> Iterator[Record]:
+    """Mean gap to BF16 of each term in `layer` alone."""
+    reference = tokens.reference(Numerics("rollout", BF16)).logps.double()
+    terms = {}
+    for term, name in LAYER_TERMS.items():
+        scored = tokens.score(probe_numerics.in_layer(probe_numerics.arm(name), layer))
+        terms[term] = float((scored.logps.double() - reference).abs().mean())
+    yield {**tag, **terms}
+
+
+def _keys(checkpoint: Checkpoint, probe: Probe) -> Iterator[Key]:
+    """Keys of all records of one policy."""
+    for outliers in probe.outliers:
+        where = {"policy": checkpoint.name, "outliers": outliers}
+        for arm, reference, draw in product(arms(probe), probe.references, range(probe.draws)):
+            if comparison(arm, reference):
+                yield _key({**where, "arm": arm, "reference": reference, "draw": draw})
+        for layer in probe_numerics.layers(checkpoint.model) if checkpoint.name == START else ():
+            yield _key({**where, "kind": "layer", "draw": 0, "layer": layer})
+
+
+def _key(record: Record) -> Key:
+    names = ("kind", "policy", "outliers", "arm", "reference", "draw", "layer")
+    return tuple(str(record.get(name, "")) for name in names)
+
+
+def _identity(checkpoint: Checkpoint, probe: Probe) -> str:
+    return digest([probe_tokens.identity(checkpoint, probe), probe.scoring])
+
+
+def _check(probe: Probe) -> None:
+    for reference in probe.references:
+        if reference not in REFERENCES:
+            raise SuiteError(f"probe reference '{reference}' is not one of {', '.join(REFERENCES)}")
+    if probe.scoring not in SCORERS:
+        raise SuiteError(f"probe scoring '{probe.scoring}' is not one of {', '.join(SCORERS)}")
+    for outliers in filter(None, probe.outliers):
+        probe_policies.stress(outliers)

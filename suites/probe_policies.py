@@ -1,0 +1,93 @@
+"""The checkpoints that a probe measures: the start of a suite or a variant's trained BF16 policy, plain or stressed."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quads.compare.config import CompareConfig
+from quads.compare.policy import Policy, load_policy
+from quads.models import open_safetensors
+from quads.state import load_master_state
+from quads.stress import Stress, add_outliers
+from quads.suites.config import Suite, SuiteError
+
+START = "start"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A policy on the CPU, in evaluation mode; `digest` of its weights says which records belong to it."""
+
+    name: str
+    policy: Policy
+    config: CompareConfig
+    digest: str
+
+    @property
+    def model(self) -> Any:
+        return self.policy.model
+
+
+def load(suite: Suite, out: Path, name: str) -> Checkpoint:
+    """The policy called `name`: "start", or a variant whose BF16 arm of seed 0 is trained under `out`."""
+    variants = {variant.name: variant for variant in suite.variants}
+    if name != START and name not in variants:
+        raise SuiteError(f"probe policy '{name}' is neither '{START}' nor a variant ({', '.join(variants)})")
+    settings = {**suite.settings, **(variants[name].settings if name in variants else {})}
+    config = CompareConfig(out=out, arms=("bf16",), seeds=(0,), **settings)
+    policy = load_policy(config, lambda step, loss: None)
+    model = policy.model.cpu().eval()
+    if name != START:
+        _load_trained(model, out / name / "arms" / "bf16-seed0" / "state.safetensors", name)
+    return Checkpoint(name, policy, config, _digest(model))
+
+
+def stressed(model: nn.Module, outliers: str, device: torch.device) -> nn.Module:
+    """A copy of `model` on `device` with `outliers` ("CHANNELSxSCALE", "" for none) planted.
+
+    On CUDA in bfloat16: that is what the kernels put out. On CPU in the policy's own dtype.
+    """
+    copied = copy.deepcopy(model)
+    if device.type == "cuda":
+        copied = copied.bfloat16()
+    if outliers:
+        try:
+            add_outliers(copied, stress(outliers))
+        except ValueError as error:
+            raise SuiteError(f"probe outliers '{outliers}': {error}") from None
+    return copied.to(device)
+
+
+def stress(outliers: str) -> Stress:
+    """CHANNELSxSCALE as a Stress; the scale is a power of two, else the function would change."""
+    channels, _, scale = outliers.partition("x")
+    if not (channels.isdigit() and scale.isdigit()) or int(scale) < 2 or int(scale) & (int(scale) - 1):
+        raise SuiteError(f"probe outliers '{outliers}' is not CHANNELSxSCALE with a scale of 2, 4, 8, ...")
+    return Stress(channels=int(channels), exponents=(int(math.log2(int(scale))),))
+
+
+def _load_trained(model: nn.Module, path: Path, name: str) -> None:
+    if not path.exists():
+        raise SuiteError(f"probe policy '{name}' has no checkpoint {path}: run the suite's arm bf16 first")
+    with open_safetensors(path) as handle:
+        keys = [key for key in handle.keys() if key.startswith("model/")]  # noqa: SIM118 (safe_open is no mapping)
+        stored = {key.removeprefix("model/"): handle.get_tensor(key) for key in keys}
+    own = model.state_dict()
+    stored |= {key: value for key, value in own.items() if key not in dict(model.named_parameters())}
+    load_master_state(model, stored)
+
+
+def _digest(model: nn.Module) -> str:
+    found = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        found.update(name.encode() + str(tensor.dtype).encode())
+        found.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return found.hexdigest()[:12]
