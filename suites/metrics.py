@@ -69,7 +69,8 @@ class ProbeMetric:
         if len(draws) == 1 and self.by_sequence:
             ((draw, record),) = draws.items()
             return {draw: np.array(record[self.by_sequence], dtype=np.float64)}
-        values = {draw: np.array([record[self.key]], dtype=np.float64) for draw, record in draws.items()}
+        read = {draw: record[self.key] for draw, record in draws.items() if self.key in record}
+        values = {draw: np.array([value], dtype=np.float64) for draw, value in read.items()}
         return {draw: np.log(value) for draw, value in values.items()} if self.log else values
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from quads import recipes
 from quads.compare.records import Record, Records, RecordsError
-from quads.suites.config import Hypothesis, Probe, Suite, Variant
+from quads.suites.config import CONTROLS, Hypothesis, Probe, Suite, Variant
 
 FURTHEST = 0.5  # a run that has not reached this share of what others reached is left out of a comparison
 
@@ -89,14 +89,15 @@ def load(out: Path) -> Results:
 
 def suite_from_dict(document: dict[str, Any]) -> Suite:
     """The suite that `Suite.to_dict` wrote."""
-    parts = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
-    known = {field.name for field in dataclasses.fields(Suite)}
+    parts = _tuples(document)
     parts["variants"] = tuple(Variant(**entry) for entry in document["variants"])
     parts["hypotheses"] = tuple(Hypothesis(**entry) for entry in document["hypotheses"])
-    if document.get("probe"):
-        lists = {name: tuple(v) if isinstance(v, list) else v for name, v in document["probe"].items()}
-        parts["probe"] = Probe(**lists)
-    return Suite(**{name: value for name, value in parts.items() if name in known})
+    parts["probe"] = Probe(**_tuples(document["probe"])) if document.get("probe") else None
+    return Suite(**parts)
+
+
+def _tuples(entry: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
 
 
 def meet(arms: Iterable[dict[int, Run]], has: Callable[[Run], frozenset[int]]) -> Meeting | None:
@@ -119,7 +120,7 @@ def meet(arms: Iterable[dict[int, Run]], has: Callable[[Run], frozenset[int]]) -
 
 def name_of(arm: str) -> str:
     """The name that an arm's records carry: a recipe file's stem, else the arm as written."""
-    return recipes.load(arm).name
+    return arm if arm in CONTROLS else recipes.load(arm).name
 
 
 def places(policy: str, outliers: str, reference: str) -> str:

@@ -38,8 +38,8 @@ class UnpairedError(ValueError):
 class Interval:
     """A mean with its 95 % interval, standard error, degrees of freedom and number of groups (pairs).
 
-    low and high are NaN where one number says nothing of its spread. Where there is a single group, its units are
-    the pairs and the interval says nothing about other groups.
+    low and high are NaN where one number says nothing of its spread. The interval of a single group is that of its
+    units: it says nothing about other groups.
     """
 
     value: float
@@ -84,15 +84,13 @@ def interval(values: np.ndarray, *, binary: bool = False) -> Interval:
     """Mean of values [groups, units] with its 95 % interval; `binary` for -1, 0, 1 a group (one unit)."""
     if not np.isfinite(values).all():
         raise ValueError(f"{(~np.isfinite(values)).sum()} of {values.size} values are not finite")
-    if values.shape[0] == 1:
-        values = values.T
     pairs, value = len(values), float(values.mean())
     if values.size == 1:
         return Interval(value=value)
     if binary:
         return _agresti_min(values[:, 0])
     if np.ptp(values) == 0:
-        return Interval(value=value, low=value, high=value, se=0.0, df=pairs - 1, pairs=pairs)
+        return Interval(value=value, low=value, high=value, se=0.0, df=values.size - 1, pairs=pairs)
     values = _bucketed(values)
     se, df = _spread(values)
     means = _resampled_means(values)
@@ -137,9 +135,9 @@ def _resampled_means(values: np.ndarray) -> np.ndarray:
     axes = [axis for axis in (0, 1) if values.shape[axis] > 1]
 
     def mean(*chosen: np.ndarray, axis: int) -> np.ndarray:
-        weights = {a: _shares(index, values.shape[a]) for a, index in zip(axes, chosen, strict=True)}
-        rows = weights[0] @ values
-        return (rows * weights[1]).sum(-1) if 1 in weights else rows[..., 0]
+        shares = {a: _shares(index, values.shape[a]) for a, index in zip(axes, chosen, strict=True)}
+        rows = shares[0] @ values if 0 in shares else values[0]
+        return (rows * shares[1]).sum(-1) if 1 in shares else rows[..., 0]
 
     result = bootstrap(
         [np.arange(values.shape[axis]) for axis in axes],
