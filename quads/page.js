@@ -43,12 +43,12 @@ function themed(layout) {
 
 function paintAll() { plots.forEach((_, id) => paint(id)); }
 
-// Sets a selector: plots that depend on it, elements marked data-only-NAME, and the same selector elsewhere follow.
+// Sets a selector: plots that depend on it, elements marked data-only, and the same selector elsewhere follow.
 function choose(name, value) {
   choices[name] = value;
   document.querySelectorAll(`select[data-choice="${name}"]`).forEach(select => { select.value = value; });
-  document.querySelectorAll(`[data-only-${name}]`).forEach(part => {
-    part.hidden = part.getAttribute(`data-only-${name}`) !== value;
+  document.querySelectorAll("[data-only]").forEach(part => {
+    part.hidden = Object.entries(JSON.parse(part.dataset.only)).some(([key, only]) => choices[key] !== only);
   });
   plots.forEach(({ by }, id) => { if (by.includes(name)) paint(id); });
 }
@@ -71,11 +71,7 @@ addEventListener("change", ({ target }) => {
   if (target.dataset.choice) choose(target.dataset.choice, target.value);
   if (target.dataset.series) tick(target.dataset.series, target.checked);
 });
-addEventListener("DOMContentLoaded", () => {
-  document.querySelectorAll("select[data-choice]").forEach(({ dataset, value }) => {
-    if (choices[dataset.choice] !== value) choose(dataset.choice, value);
-  });
-});
+addEventListener("DOMContentLoaded", () => Object.keys(choices).forEach(name => choose(name, choices[name])));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
 addEventListener("beforeprint", () => onPaper(true));
 addEventListener("afterprint", () => onPaper(false));

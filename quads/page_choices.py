@@ -40,16 +40,18 @@ def plot(figure: ChosenFigure) -> str:
 
 
 def selector(name: str, label: str, options: Sequence[tuple[str, str]]) -> str:
-    """A labelled selector called `name` (lower-case letters) of (value, text); empty where there is no choice.
+    """A labelled selector called `name` of (value, text); nothing to see where there is no choice.
 
-    Elements with the attribute data-only-NAME="VALUE" show only while that value is chosen. It stands before the
-    figures that depend on it.
+    It stands before the figures that depend on it. Elements with the attribute data-only='{"NAME": "VALUE"}' show only
+    while that value is chosen (of every name, where there are several).
     """
     if not options:
         return ""
+    chosen = f"<script>choose({inline(name)}, {inline(options[0][0])})</script>"
+    if len(options) == 1:
+        return chosen
     entries = "".join(f'<option value="{html.escape(value)}">{html.escape(text)}</option>' for value, text in options)
-    choice = f'<label>{html.escape(label)} <select data-choice="{name}">{entries}</select></label>'
-    return choice + f"<script>choose({inline(name)}, {inline(options[0][0])})</script>"
+    return f'<label>{html.escape(label)} <select data-choice="{name}">{entries}</select></label>{chosen}'
 
 
 def tick_boxes(legend: str, colors: Mapping[str, str]) -> str:

@@ -12,17 +12,18 @@ from quads.compare.records import Record
 from quads.compare.table import SPEED_NOTE
 from quads.page import Figure
 
-COLORS = {
+COLORS = {  # each at least 3:1 against a white and a black page
     "bf16": "#4c78a8",
-    "fp8": "#72b7b2",
-    "nvfp4": "#e45756",
-    "quads": "#54a24b",
-    "qat": "#b279a2",
-    "rac": "#eeca3b",
-    "w4a16": "#ff9da6",
-    "symmetric": "#9d755d",
-    "quads-random": "#bab0ac",
-    "quads-full": "#88d27a",
+    "fp8": "#2f938e",
+    "nvfp4": "#e0484a",
+    "quads": "#3f9a3c",
+    "qat": "#b06fa0",
+    "rac": "#b98a00",
+    "w4a16": "#dd6a8f",
+    "symmetric": "#a06a50",
+    "trace": "#8572d6",
+    "quads-random": "#8a8f98",
+    "quads-full": "#7f9414",
 }
 _SPARE = ("#1f9bcf", "#d67195", "#a0cbe8", "#ffbf79", "#8cd17d")
 

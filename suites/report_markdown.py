@@ -1,0 +1,73 @@
+"""A suite's results as Markdown, for READMEs of published results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from quads.suites import report_tables as tables
+from quads.suites.config import VERDICTS
+from quads.suites.report_numbers import interval, number
+
+Numbers = dict[str, Any]
+
+
+def table(summary: Numbers) -> str:
+    """Hypotheses with verdicts, whether BF16 learned, outcomes cell by cell, collapses, the probe."""
+    return "\n".join(_parts(summary))
+
+
+def counts(summary: Numbers) -> str:
+    """`2 supported, 1 refuted, 0 undecided`."""
+    counted = Counter(entry["verdict"] for entry in summary["hypotheses"])
+    return ", ".join(f"{counted[verdict]} {verdict}" for verdict in VERDICTS)
+
+
+def _parts(summary: Numbers) -> Iterator[str]:
+    yield f"Label: **{summary['label']}**.\n"
+    if summary["hypotheses"]:
+        yield f"Of {len(summary['hypotheses'])} hypotheses: {counts(summary)}.\n"
+        yield _markdown(_hypotheses(summary))
+    for entry in summary["learned"]:
+        yield f"* `{entry['cell']}`: {tables.learned_line(entry)}"
+    for cell in tables.cells(summary):
+        yield f"\n### {cell}\n\n{_markdown(tables.outcomes(summary, cell))}"
+    if summary["outcomes"]:
+        fallen = tables.collapses(summary)
+        yield "\n### Collapses\n\n" + (_markdown(fallen) if fallen.rows else "No run collapsed.\n")
+    for (reference, policy, outliers), rows in _places(summary).items():
+        title = f"{policy}{f', outliers {outliers}' if outliers else ''}, against {reference}"
+        yield f"\n### Probe: {title}\n\n{_markdown(tables.probe(rows))}"
+    for note in summary["noted"]:
+        yield f"* {note}"
+
+
+def _hypotheses(summary: Numbers) -> tables.Table:
+    return tables.Table(
+        ("verdict", "claim", "difference (95 % interval)", "detectable", "pairs", "why"),
+        [
+            (
+                f"**{entry['verdict']}**",
+                f"{entry['claim']} ({entry['source']}; `{entry['metric']}`, {entry['arm']} − {entry['against']}, "
+                f"{entry['where']})",
+                interval(entry, signed=True, name="difference"),
+                number(entry["mde"]),
+                number(entry["pairs"]),
+                entry["why"],
+            )
+            for entry in summary["hypotheses"]
+        ],
+    )
+
+
+def _places(summary: Numbers) -> dict[tuple[str, str, str], list[Numbers]]:
+    found: dict[tuple[str, str, str], list[Numbers]] = {}
+    for row in summary["probe"]:
+        found.setdefault((row["reference"], row["policy"], row["outliers"]), []).append(row)
+    return found
+
+
+def _markdown(content: tables.Table) -> str:
+    lines = [content.header, ["---"] * len(content.header), *content.rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)

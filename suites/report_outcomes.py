@@ -1,0 +1,183 @@
+"""The figures of trained arms: accuracy, gap, reward and throughput, one plotly document a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from quads.page_choices import ChosenFigure, Spec
+from quads.suites.report_numbers import interval, known
+from quads.suites.report_style import Look, faint
+
+Numbers = dict[str, Any]
+LOG = {"type": "log", "tickformat": "~g", "nticks": 7}
+_GAPS = (
+    ("gap_mean", "mean", "Mean of the step's tokens."),
+    ("gap_p99", "99th percentile", "One token in a hundred differs by more."),
+    ("gap_max", "largest", "The worst token of a step: grows with the number of tokens, so compare arms only."),
+)
+
+
+def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
+    """Every figure of the selected cell; none without outcomes. Arms of one cell share each figure."""
+    cells = list(dict.fromkeys(row["cell"] for row in summary["outcomes"]))
+    if not cells:
+        return
+    curves = {cell: [row for row in summary["curves"] if row["cell"] == cell] for cell in cells}
+    rows = {cell: [row for row in summary["outcomes"] if row["cell"] == cell] for cell in cells}
+
+    def figure(name: str, title: str, note: str, draw: Callable[[str], Spec | None]) -> ChosenFigure:
+        specs = {cell: spec for cell in cells if (spec := draw(cell))}
+        return ChosenFigure(name=name, title=title, note=note, specs=specs, by=("cell",))
+
+    yield figure(
+        "accuracy-end",
+        "Held-out accuracy, before and after",
+        "Greedy. Hollow: before training. Filled: after. Tick: the same weights in BF16. 95 % intervals.",
+        lambda cell: _ends(rows[cell], curves[cell], look),
+    )
+    yield figure(
+        "accuracy",
+        "Held-out accuracy over steps",
+        "Under the arm's rollout numerics; mean over seeds with its 95 % band.",
+        lambda cell: _accuracy(curves[cell], look),
+    )
+    for key, title, note in _GAPS:
+        yield figure(
+            key.replace("_", "-"),
+            f"Gap over steps: {title}",
+            f"|log p trainer − log p rollout| of the same tokens, before the step's update. {note}",
+            lambda cell, key=key: _over_steps(curves[cell], key, look, _steps("|Δ log p|", **LOG)),
+        )
+    yield figure(
+        "reward",
+        "Reward over steps",
+        "Mean reward of the sampled answers; every step asks other problems.",
+        lambda cell: _over_steps(curves[cell], "reward", look, _steps("mean reward")),
+    )
+    yield figure(
+        "throughput",
+        "Rollout tokens a second",
+        _speed_note(summary["label"]),
+        lambda cell: _bars(rows[cell], "rollout_tokens_per_s", "tokens/s", look),
+    )
+    if any(known(row.get("memory_gib")) for row in summary["outcomes"]):
+        yield figure(
+            "memory",
+            "Peak memory",
+            "Largest allocation of the arm's process.",
+            lambda cell: _bars(rows[cell], "memory_gib", "GiB", look),
+        )
+
+
+def arms_axis(arms: list[str]) -> dict[str, Any]:
+    """A vertical axis of arms, first on top."""
+    return {"type": "category", "categoryorder": "array", "categoryarray": arms[::-1], "automargin": True}
+
+
+def errors(rows: list[Numbers], color: str) -> dict[str, Any]:
+    """plotly error bars of rows {value, low, high}; none where the interval is unknown."""
+    up = [row["high"] - row["value"] if known(row.get("high")) else 0 for row in rows]
+    down = [row["value"] - row["low"] if known(row.get("low")) else 0 for row in rows]
+    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": color, "thickness": 1.5}
+
+
+def _speed_note(label: str) -> str:
+    if label.startswith("emulated"):
+        return f"{label}: the speed of an emulation, which says nothing about 4-bit hardware. Median step."
+    return f"{label}. Emulated formats run at the emulator's speed, unless the arm's engine has kernels. Median step."
+
+
+def _steps(title: str, **axis: Any) -> Numbers:
+    return {
+        "xaxis": {"title": {"text": "step"}},
+        "yaxis": {"title": {"text": title, "standoff": 8}, "automargin": True, **axis},
+        "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
+        "showlegend": False,
+        "hovermode": "x unified",
+    }
+
+
+def _over_steps(curves: list[Numbers], key: str, look: Look, layout: Numbers) -> Spec | None:
+    drawn = [curve for curve in curves if any(known(value) for value in curve.get(key) or ())]
+    data = [
+        look.trace(curve["arm"], x=curve["steps"], y=curve[key], mode="lines", line=look.line(curve["arm"]))
+        for curve in drawn
+    ]
+    return {"data": data, "layout": layout} if data else None
+
+
+def _accuracy(curves: list[Numbers], look: Look) -> Spec | None:
+    bands, lines = [], []
+    for curve in curves:
+        arm, points = curve["arm"], curve["accuracy"]
+        lines.append(
+            look.trace(
+                arm, x=points["steps"], y=points["value"], mode="lines+markers", line=look.line(arm),
+                marker=look.marker(arm, size=6),
+            )
+        )  # fmt: skip
+        ends = [(s, lo, hi) for s, lo, hi in zip(*(points[k] for k in ("steps", "low", "high")), strict=True)
+                if known(lo) and known(hi)]  # fmt: skip
+        if ends:
+            x = [step for step, *_ in ends]
+            y = [low for _, low, _ in ends] + [high for *_, high in reversed(ends)]
+            bands.append(
+                look.trace(
+                    arm, x=x + x[::-1], y=y, mode="lines", fill="toself", line={"width": 0}, hoverinfo="skip",
+                    fillcolor=faint(look.colors[arm]),
+                )
+            )  # fmt: skip
+    return {"data": bands + lines, "layout": _steps("share solved")} if lines else None
+
+
+def _ends(rows: list[Numbers], curves: list[Numbers], look: Look) -> Spec | None:
+    starts = {curve["arm"]: _first(curve["accuracy"]) for curve in curves}
+    data = []
+    for row in rows:
+        arm, color = row["arm"], look.colors[row["arm"]]
+        tick = {"symbol": "line-ns", "size": 12, "line": {"width": 2.5, "color": color}}
+        hollow = look.marker(arm, color="rgba(0,0,0,0)", line={"width": 1.5, "color": color})
+        kinds = (
+            ("as rolled out", row["accuracy"], look.marker(arm, size=10)),
+            ("in BF16", row.get("trainer_accuracy"), tick),
+            ("before training", starts.get(arm), hollow),
+        )
+        for kind, point, marker in kinds:
+            if point and known(point.get("value")):
+                bars = errors([point], color) if kind == "as rolled out" else None
+                text = f"{arm}, {kind}: {interval(point)}"
+                data.append(
+                    look.trace(
+                        arm, x=[point["value"]], y=[arm], mode="markers", marker=marker, text=[text], hoverinfo="text",
+                        **({"error_x": bars} if bars else {}),
+                    )
+                )  # fmt: skip
+    layout = _lying([row["arm"] for row in rows], "share solved")
+    return {"data": data, "layout": layout} if data else None
+
+
+def _first(points: Numbers) -> Numbers | None:
+    return {key: points[key][0] for key in ("value", "low", "high")} if points["steps"] else None
+
+
+def _bars(rows: list[Numbers], key: str, title: str, look: Look) -> Spec | None:
+    drawn = [row for row in rows if known(row.get(key))]
+    data = [
+        {"type": "bar", "orientation": "h", "name": row["arm"], "legendgroup": row["arm"], "x": [row[key]]}
+        | {"y": [row["arm"]], "marker": {"color": look.colors[row["arm"]]}, "cliponaxis": False}
+        | {"text": [f"{row[key]:,.4g}" if row[key] < 1000 else f"{row[key]:,.0f}"], "textposition": "outside"}
+        for row in drawn
+    ]
+    return {"data": data, "layout": _lying([row["arm"] for row in drawn], title)} if data else None
+
+
+def _lying(arms: list[str], title: str) -> Numbers:
+    return {
+        "xaxis": {"title": {"text": title}, "automargin": True},
+        "yaxis": arms_axis(arms),
+        "margin": {"l": 20, "r": 56, "t": 12, "b": 44},
+        "height": 90 + 34 * max(len(arms), 3),
+        "showlegend": False,
+        "bargap": 0.35,
+    }

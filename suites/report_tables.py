@@ -1,0 +1,158 @@
+"""A suite's numbers as tables of text, for the HTML report and for Markdown alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quads.suites.report_numbers import DASH, interval, number
+
+Numbers = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text; the first of a row names it."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def _seeds(row: Numbers) -> str:
+    return f"{row['finished']} of {len(row['seeds'])}"
+
+
+def _collapsed(row: Numbers) -> str:
+    return f"{len({entry['seed'] for entry in row['collapsed']})} of {len(row['seeds'])}"
+
+
+_OUTCOMES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
+    ("seeds that reached the last step", _seeds),
+    ("accuracy, as rolled out", lambda row: interval(row["accuracy"])),
+    ("accuracy, same weights in BF16", lambda row: interval(row["trainer_accuracy"])),
+    ("reward, last fifth", lambda row: interval(row["reward_last"])),
+    ("collapsed seeds", _collapsed),
+    ("gap, mean", lambda row: interval(row["gap_mean"])),
+    ("gap, first fifth", lambda row: interval(row["gap_first"])),
+    ("gap, last fifth", lambda row: interval(row["gap_last"])),
+    ("gap, 99th percentile", lambda row: interval(row["gap_p99"])),
+    ("gap, largest", lambda row: number(row["gap_max"])),
+    ("k3 (KL rollout ‖ trainer)", lambda row: number(row["k3"])),
+    ("effective sample size, 1 without gap", lambda row: number(row["ess"])),
+    ("tokens that the gap rests on", lambda row: number(row["gap_tokens"])),
+    ("rollout tokens/s", lambda row: number(row["rollout_tokens_per_s"])),
+    ("tokens/s of the whole step", lambda row: number(row["step_tokens_per_s"])),
+    ("peak memory, GiB", lambda row: number(row.get("memory_gib"))),
+)
+_OVERVIEWS: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
+    ("Held-out accuracy after training, as rolled out", lambda row: interval(row["accuracy"])),
+    ("Mean gap during training", lambda row: interval(row["gap_mean"])),
+    ("Collapsed seeds", _collapsed),
+)
+
+
+def cells(summary: Numbers) -> list[str]:
+    """Names of the cells that have outcomes, in order."""
+    return list(dict.fromkeys(row["cell"] for row in summary["outcomes"]))
+
+
+def outcomes(summary: Numbers, cell: str) -> Table:
+    """A row a metric, a column an arm; rows that nothing was measured for are left out."""
+    rows = [row for row in summary["outcomes"] if row["cell"] == cell]
+    lines = [(label, *(text(row) for row in rows)) for label, text in _OUTCOMES]
+    return Table(("", *(row["arm"] for row in rows)), [line for line in lines if set(line[1:]) != {DASH}])
+
+
+def overviews(summary: Numbers) -> list[tuple[str, Table]]:
+    """Titled tables of cells by arms."""
+    arms = list(dict.fromkeys(row["arm"] for row in summary["outcomes"]))
+    found = {(row["cell"], row["arm"]): row for row in summary["outcomes"]}
+    return [
+        (
+            title,
+            Table(
+                ("cell", *arms),
+                [
+                    (cell, *(text(found[cell, arm]) if (cell, arm) in found else DASH for arm in arms))
+                    for cell in cells(summary)
+                ],
+            ),
+        )
+        for title, text in _OVERVIEWS
+    ]
+
+
+def comparisons(rows: Sequence[Numbers], words: Numbers) -> Table:
+    """Paired differences with interval, minimum detectable difference and pairs."""
+    return Table(
+        ("what", "arms", "difference (95 % interval)", "detectable", "pairs"),
+        [
+            (
+                words["metrics"].get(row["metric"], row["metric"]),
+                f"{row['arm']} − {row['against']}",
+                interval(row, signed=True, name="difference"),
+                number(row["mde"]),
+                number(row["pairs"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+def probe_comparisons(rows: Sequence[Numbers], words: Numbers) -> Table:
+    """Paired differences of the probe, with their place."""
+    content = comparisons(rows, words)
+    lines = [(row["where"], *line) for row, line in zip(rows, content.rows, strict=True)]
+    return Table(("where", *content.header), lines)
+
+
+def probe(rows: Sequence[Numbers]) -> Table:
+    """A row an arm, of one reference, policy and outliers."""
+    return Table(
+        ("arm", "gap, mean", "99th percentile", "largest", "KL", "router flips", "tokens", "draws"),
+        [
+            (
+                row["arm"],
+                interval(row["gap_mean"]),
+                _point(row["gap_p99"]),
+                _point(row["gap_max"]),
+                interval(row["kl"]),
+                interval(row["router_flips"]),
+                number(row["tokens"]),
+                number(row["draws"]),
+            )
+            for row in rows
+        ],
+    )
+
+
+def collapses(summary: Numbers) -> Table:
+    """A row a collapsed seed."""
+    return Table(
+        ("cell", "arm", "seed", "step", "rule"),
+        [
+            (row["cell"], row["arm"], str(entry["seed"]), str(entry["step"]), entry["rule"])
+            for row in summary["outcomes"]
+            for entry in row["collapsed"]
+        ],
+    )
+
+
+def learned_line(entry: Numbers) -> str:
+    """One sentence on whether BF16 learned in a cell, which everything else of the cell rests on."""
+    gain = interval(entry["gain"], signed=True)
+    if entry["learned"]:
+        return f"BF16 learned: its held-out accuracy rose by {gain}."
+    if entry["learned"] is None:
+        return "No trained bf16 arm here: nothing shows that the unquantised model learns."
+    return f"BF16 did not learn (gain {gain}): this cell says nothing about accuracy."
+
+
+def is_text(cell: str) -> bool:
+    """Whether a cell holds words rather than a number, and reads better from the left."""
+    return len(cell) > 40 or (" " in cell and cell[0].isalpha())
+
+
+def _point(value: Any) -> str:
+    return interval(value) if isinstance(value, dict) else number(value)
