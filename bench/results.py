@@ -47,6 +47,20 @@ class Against:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelError:
+    """How far the model is off where it can be checked: measured over predicted seconds of `cases` cases on the H200.
+
+    ratio: their median; low, high: their extremes; source: which measurements.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    cases: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Result:
     """One case. `seconds`: median of a call, caches cold; `seconds_low/high` its interval, which `interval` names.
 
@@ -54,6 +68,8 @@ class Result:
     others, launches overlapping, inputs rotated. bytes, flops: counted, of one call. share_*: of the copy bandwidth and
     of the matrix peak of the case's number format, both measured in the same run. energy_j: of one call, in a row.
     error: largest error over its bound, 0 where bytes are equal, None for a peer. peak_bytes: memory, where it is read.
+    chip, model_error: of a modelled result, the chip of quads.bench.specs and the error on the H200; its case is
+    modelled/CHIP/ and the case it predicts.
     """
 
     op: str
@@ -83,6 +99,8 @@ class Result:
     goal_met: bool | None = None
     conditions: Conditions = field(default_factory=Conditions)
     against: Against | None = None
+    chip: str = ""
+    model_error: ModelError | None = None
     stamp: str = ""
 
     def __post_init__(self) -> None:
@@ -92,7 +110,8 @@ class Result:
     @property
     def case(self) -> str:
         """Key of the case."""
-        return case_name(self.op, self.numerics, self.implementation, self.shape, self.variant)
+        name = case_name(self.op, self.numerics, self.implementation, self.shape, self.variant)
+        return f"modelled/{self.chip}/{name}" if self.label == "modelled" else name
 
     def record(self) -> Record:
         """The line's object."""
@@ -118,8 +137,9 @@ def result(record: Record) -> Result:
         clock = conditions.get("sm_clock_mhz")
         conditions |= {"sm_clock_mhz": tuple(clock) if clock else None, "throttle": tuple(conditions["throttle"])}
         nested["conditions"] = Conditions(**conditions)
-    if given.get("against"):
-        nested["against"] = Against(**given["against"])
+    for name, kind in (("against", Against), ("model_error", ModelError)):
+        if given.get(name):
+            nested[name] = kind(**given[name])
     try:
         return Result(**{**given, **nested})
     except (TypeError, ValueError) as error:
@@ -155,4 +175,4 @@ class ResultsFile:
         return self.records("stamp")
 
 
-__all__ = ["FILE", "SCHEMA", "Against", "Conditions", "Result", "ResultsFile", "case_name", "result"]
+__all__ = ["FILE", "SCHEMA", "Against", "Conditions", "ModelError", "Result", "ResultsFile", "case_name", "result"]
