@@ -1,0 +1,68 @@
+"""Times of the benchmark's cases on chips that are not here: modelled, from counted bytes, FLOPs and compiled code.
+
+    predictions()             # every modelled case of the GPU catalogue on every chip of specs.toml
+    predict(result, chip("B200"))
+
+What a case does on a chip is in quads.bench.operations, how long that takes in quads.bench.work; how wrong that is
+where it can be measured stands in each prediction (quads.bench.model_error).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from quads.bench import model_error
+from quads.bench.model_error import Errors
+from quads.bench.operations import OURS, works
+from quads.bench.results import Result
+from quads.bench.specs import Chip, chip, chips
+from quads.bench.work import bound_by, seconds
+
+METHOD = "bytes, FLOPs and issued instructions (quads.bench.work)"
+UNCHECKED = "; its kernels decode to bfloat16: those for FP4 tensor cores have run nowhere"
+INTERVAL = "times measured / predicted on the H200, lowest to highest case"
+
+
+def predict(like: Result, on: Chip, errors: Errors | None = None) -> Result | None:
+    """The case of `like` (measured or not) `on` a chip, with the model's error on the H200; None where not modelled."""
+    found = works(like.op, like.numerics, like.implementation, like.variant, like.shape, on)
+    if found is None:
+        return None
+    alone, in_a_row = seconds(found, on, isolated=True), seconds(found, on)
+    moved, flops = sum(work.bytes for work in found), sum(work.flops for work in found)
+    error = (errors or model_error.known()).of(like.op, like.numerics, like.implementation, like.variant)
+    if error and on.native_fp4 and like.implementation == OURS and like.op in ("gemm", "moe"):
+        error = replace(error, source=error.source + UNCHECKED)
+    return Result(
+        op=like.op, numerics=like.numerics, implementation=like.implementation, variant=like.variant,
+        shape=like.shape, label="modelled", chip=on.key, seconds=alone, in_a_row_seconds=in_a_row,
+        seconds_low=alone * error.low if error else None, seconds_high=alone * error.high if error else None,
+        interval=INTERVAL if error else "",
+        way=bound_by(found, on), method=METHOD,
+        bytes=moved, flops=flops, bytes_per_s=moved / alone, flops_per_s=flops / alone, model_error=error,
+    )  # fmt: skip
+
+
+def predictions(
+    wanted: Iterable[str] = (), like: Iterable[Result] = (), errors: Errors | None = None
+) -> Iterator[Result]:
+    """Predictions of `like` (the GPU catalogue where it is empty) on the `wanted` chips (all where it is empty).
+
+    errors: those of a run (quads.bench.model_error.of_run), else the stored ones. ValueError names an unknown chip.
+    """
+    cases = list(like) or list(catalogue())
+    for key in tuple(wanted) or tuple(chips()):
+        yield from (found for case in cases if (found := predict(case, chip(key), errors)) is not None)
+
+
+def catalogue() -> Iterator[Result]:
+    """The cases that a GPU run measures, without their times."""
+    from quads.bench import cases
+
+    for group in cases.catalogue("cuda"):
+        for case in group.cases:
+            yield Result(
+                op=group.op, numerics=case.numerics, implementation=case.implementation, variant=case.variant,
+                shape=group.shape, seconds=0.0,
+            )  # fmt: skip

@@ -1,0 +1,108 @@
+"""How far the model is off on the one chip where it can be checked: measured over predicted times of the H200's cases.
+
+The measurements are anchors.json, results of `quads bench run` on an H200 without their samples:
+
+    python -m quads.bench.model_error docs/results/bench-h200      # take a new run as anchors
+
+An error belongs to an operation, numerics, implementation and variant; where the H200 has no such case, it is that of
+fewer of these in turn, and its source says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from quads.bench.operations import works
+from quads.bench.results import ModelError, Result, ResultsFile, result
+from quads.bench.specs import REFERENCE, chip, of_device
+from quads.bench.work import seconds
+
+FILE = "anchors.json"
+Key = tuple[str, ...]  # operation, numerics, implementation, variant
+
+
+class Errors:
+    """Errors of some measured results."""
+
+    def __init__(self, measured: Iterable[Result], source: str) -> None:
+        self._source = source
+        self._ratios: dict[Key, list[float]] = defaultdict(list)
+        for one in measured:
+            found = ratio(one)
+            if found is not None:
+                self._ratios[one.op, one.numerics, one.implementation, one.variant].append(found)
+
+    def of(self, *key: str) -> ModelError | None:
+        """The error of an operation, numerics, implementation and variant; None where nothing like it was measured."""
+        for length in range(len(key), 0, -1):
+            ratios = [r for own, rs in self._ratios.items() if own[:length] == key[:length] for r in rs]
+            if ratios:
+                missing = f"; of all of {' '.join(key[:length])}, the case itself not being among them"
+                source = self._source + (missing if length < len(key) else "")
+                low, high = min(ratios), max(ratios)
+                return ModelError(ratio=statistics.median(ratios), low=low, high=high, cases=len(ratios), source=source)
+        return None
+
+    def __bool__(self) -> bool:
+        return bool(self._ratios)
+
+
+def ratio(measured: Result) -> float | None:
+    """Measured over predicted seconds on the H200, in a row where that was measured; None where not modelled."""
+    reference = chip(REFERENCE)
+    found = works(measured.op, measured.numerics, measured.implementation, measured.variant, measured.shape, reference)
+    if found is None:
+        return None
+    if measured.in_a_row_seconds:
+        return measured.in_a_row_seconds / seconds(found, reference)
+    return measured.seconds / seconds(found, reference, isolated=True)
+
+
+@cache
+def anchors() -> tuple[str, tuple[Result, ...]]:
+    """Where the measurements come from, and the measurements."""
+    document = json.loads(resources.files("quads.bench").joinpath(FILE).read_text("utf-8"))
+    return str(document["source"]), tuple(result(row) for row in document["results"])
+
+
+@cache
+def known() -> Errors:
+    """Errors of the stored measurements."""
+    source, measured = anchors()
+    return Errors(measured, source)
+
+
+def of_run(stamps: Iterable[dict[str, object]], measured: Iterable[Result]) -> Errors:
+    """Errors of a run's own results where it ran on an H200, else of the stored ones."""
+    names = {str((stamp.get("gpu") or {}).get("name")) for stamp in stamps if isinstance(stamp.get("gpu"), dict)}  # type: ignore[attr-defined]
+    if not any((found := of_device(name)) and found.key == REFERENCE for name in names):
+        return known()
+    return Errors(measured, f"this run, {REFERENCE}") or known()
+
+
+def write(folder: Path) -> int:
+    """Take the measured results of `folder` that the model covers as anchors; returns how many."""
+    from quads.compare.records import write_json
+
+    file = ResultsFile(folder)
+    stamp = file.stamps()[-1]
+    kept = [one for one in file.results("measured") if ratio(one) is not None]
+    if not kept:
+        raise ValueError(f"{folder}: holds no measured result that the model covers")
+    git = (stamp.get("git") or {}).get("sha", "unknown")[:7]
+    source = f"{folder.name}, {(stamp.get('gpu') or {}).get('name')}, {git}"
+    rows = [dataclasses.replace(one, samples=()).record() for one in kept]
+    write_json(Path(__file__).with_name(FILE), {"source": source, "results": rows})
+    return len(kept)
+
+
+if __name__ == "__main__":
+    print(f"{write(Path(sys.argv[1]))} anchors")
