@@ -170,13 +170,18 @@ def _write_config(model: Any, recipe: Recipe, out: Path, style: Convention, file
     (out / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}, indent=1))
     config = model.config.to_dict()
     config["architectures"] = [type(model).__name__]
-    config["quantization_config"] = _QUANTIZATION_CONFIG[style.name](recipe, _unquantized(model, recipe))
+    config["quantization_config"] = quantization_config(recipe, _unquantized(model, recipe), style.name)
     config["quads_recipe"] = recipe.to_dict()
     (out / "config.json").write_text(json.dumps(config, indent=2, default=str))
     if style.name == "modelopt":
         quantization = {k: v for k, v in config["quantization_config"].items() if k != "quant_method"}
         document = {"producer": {"name": "modelopt", "version": "quads"}, "quantization": quantization}
         (out / "hf_quant_config.json").write_text(json.dumps(document, indent=2))
+
+
+def quantization_config(recipe: Recipe, ignored: list[str], convention: str) -> dict[str, Any]:
+    """What `config.json` says of a checkpoint under `convention` whose `ignored` matrices stay in full precision."""
+    return _QUANTIZATION_CONFIG[_convention(convention).name](recipe, ignored)
 
 
 def _unquantized(model: nn.Module, recipe: Recipe) -> list[str]:

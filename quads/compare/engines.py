@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from quads.compare.config import CompareConfig
+from quads.compare.policy import arithmetic
 from quads.integrations.trl import QuadsRollout
 from quads.recipes import Recipe
 
@@ -18,7 +19,8 @@ _VLLM_ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-_GPU_SHARE = 0.3  # of the memory, for the engine; the trainer has the rest
+# On a GPU the engine takes its weights and this cache, whatever the trainer beside it holds at that moment.
+_ON_GPU = {"kv_cache_memory_bytes": 8 << 30, "gpu_memory_utilization": 0.02}
 
 
 def prepare(engine: str) -> None:
@@ -33,14 +35,15 @@ def prepare(engine: str) -> None:
 
 def make_rollout(config: CompareConfig, recipe: Recipe, seed: int, round: int, folder: Path) -> QuadsRollout:
     """The rollout of one arm from its `round`-th round on; `close` it at the end. `folder` is the arm's own."""
-    return _MAKERS[config.engine](recipe, seed, round, folder)
+    return _MAKERS[config.engine](config, recipe, seed, round, folder)
 
 
-def _transformers(recipe: Recipe, seed: int, round: int, folder: Path) -> QuadsRollout:
-    return QuadsRollout(recipe, seed=seed, round=round)
+def _transformers(config: CompareConfig, recipe: Recipe, seed: int, round: int, folder: Path) -> QuadsRollout:
+    _, rollout = arithmetic(config)
+    return QuadsRollout(recipe, seed=seed, round=round, arithmetic=rollout, routed=config.r3)
 
 
-def _vllm(recipe: Recipe, seed: int, round: int, folder: Path) -> QuadsRollout:
+def _vllm(config: CompareConfig, recipe: Recipe, seed: int, round: int, folder: Path) -> QuadsRollout:
     from quads.integrations.vllm_rollout import EngineRollout
 
     return EngineRollout(recipe, seed=seed, round=round, folder=folder / "engine", options=_vllm_options())
@@ -50,11 +53,11 @@ def _vllm_options() -> dict[str, Any]:
     """Arguments of `vllm.LLM`. On CPU nothing is compiled: the models are small and a run is short."""
     shared = {"disable_log_stats": True}
     if torch.cuda.is_available():
-        return {**shared, "gpu_memory_utilization": _GPU_SHARE}
+        return {**shared, **_ON_GPU}
     return {**shared, "enforce_eager": True}
 
 
-_MAKERS: dict[str, Callable[[Recipe, int, int, Path], QuadsRollout]] = {
+_MAKERS: dict[str, Callable[[CompareConfig, Recipe, int, int, Path], QuadsRollout]] = {
     "transformers": _transformers,
     "vllm": _vllm,
 }

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from vllm.config import get_current_vllm_config
 from vllm.forward_context import get_forward_context, is_forward_context_available
 
-from quads import rollout
+from quads import qdq, rollout
 from quads.compensation import BlockSelector
 from quads.integrations.vllm_plugin import weights
 from quads.recipes import Recipe
@@ -49,8 +49,8 @@ class LayerProduct:
     def grouped_matmul(self, layer: Module, x: Tensor, ends: Tensor) -> Tensor:
         """Rows of x [M, K], sorted by expert and ending at `ends`, times [experts, N, K]; rows past the end give 0."""
         value = layer._parameters.get(self.name + weights.VALUE)
-        if self.recipe.rollout_weights == "fp8":
-            return rollout.Fp8Product(value.data).grouped_matmul(x, ends)  # type: ignore[union-attr]
+        if value is not None and self.recipe.rollout_weights == "fp8":
+            return plain_grouped_matmul(value, qdq.fp8_activation(x), ends).to(x.dtype)
         if value is not None:
             return plain_grouped_matmul(value, x, ends)
         return self._nvfp4(layer, x.shape[-1]).grouped_matmul(_checked(x), ends)
@@ -82,13 +82,28 @@ class LayerProduct:
 
 
 def plain_grouped_matmul(value: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """One product an expert, in the dtype of `x`."""
+    """One product an expert, in the dtype of `x`; on a GPU without waiting for `ends`, as CUDA graphs demand."""
+    if x.is_cuda:
+        return _grouped_on_gpu(value, x, ends)
     y = x.new_zeros(x.shape[0], value.shape[-2])
     start = 0
     for expert, end in enumerate(ends.tolist()):
         if end > start:
             y[start:end] = F.linear(x[start:end], value[expert])
         start = end
+    return y
+
+
+def _grouped_on_gpu(value: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """bfloat16 through torch's grouped product; other dtypes have none: every expert's product of all rows."""
+    row = torch.arange(x.shape[0], device=x.device)
+    if x.dtype == value.dtype == torch.bfloat16:
+        y = F.grouped_mm(x, value.transpose(-2, -1), offs=ends)
+        return torch.where((row < ends[-1]).unsqueeze(1), y, 0.0)
+    owner = torch.searchsorted(ends, row, right=True).unsqueeze(1)
+    y = x.new_zeros(x.shape[0], value.shape[-2])
+    for expert, weight in enumerate(value):
+        y = torch.where(owner == expert, F.linear(x, weight), y)
     return y
 
 
