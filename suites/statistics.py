@@ -25,6 +25,7 @@ from scipy.stats import t as student
 
 CONFIDENCE, POWER = 0.95, 0.8
 RESAMPLES = 2000
+_NOTHING = 1e-100  # a spread whose square is lost
 _UNITS = (64, 256)  # as few and as many buckets as units are averaged into before they are resampled
 
 Sample = Mapping[int, np.ndarray]
@@ -89,7 +90,7 @@ def interval(values: np.ndarray, *, binary: bool = False) -> Interval:
         return Interval(value=value)
     if binary:
         return _agresti_min(values[:, 0])
-    if np.ptp(values) == 0:
+    if np.ptp(values) < _NOTHING:
         return Interval(value=value, low=value, high=value, se=0.0, df=values.size - 1, pairs=pairs)
     values = _bucketed(values)
     se, df = _spread(values)
@@ -125,8 +126,9 @@ def _spread(values: np.ndarray) -> tuple[float, float]:
     The variances of the group means and of the unit means add (noise of single cells counts twice: on the safe side).
     """
     means = [values.mean(axis=1 - axis) for axis in (0, 1) if values.shape[axis] > 1]
-    parts = np.array([part.var(ddof=1) / part.size for part in means])
-    df = parts.sum() ** 2 / sum(part**2 / (mean.size - 1) for part, mean in zip(parts, means, strict=True))
+    parts = np.array([mean.var(ddof=1) / mean.size for mean in means])
+    shares = parts / parts.sum()
+    df = 1 / sum(share**2 / (mean.size - 1) for share, mean in zip(shares, means, strict=True))
     return float(np.sqrt(parts.sum())), float(df)
 
 
