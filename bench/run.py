@@ -1,0 +1,258 @@
+"""`quads bench run`: measure what this machine can, model the rest, and leave a folder.
+
+Output folder: `results.jsonl`, a line as soon as a case is done; `report.html` and `table.md` at the end. A case that
+already has a line from the same sources on the same machine is not measured again: an interrupted run goes on.
+Nothing is timed while it is wrong: each operation's checks run before its first case, each case's own before its turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+
+from quads import provenance
+from quads.bench import cases, warm
+from quads.bench.cases import Group
+from quads.bench.measure import Ceilings, checks, measure, one_line
+from quads.bench.monitor import Monitor
+from quads.bench.results import Result, ResultsFile, result
+from quads.compare.records import Record
+from quads.kernels import support
+
+SOURCES = ("emulation", "kernels", "quads", "bench")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """budget: seconds, None for no limit; only: operations (empty: all); workers: processes that compile beforehand."""
+
+    out: Path
+    budget: float | None = None
+    only: tuple[str, ...] = ()
+    quick: bool = False
+    device: str = "auto"
+    workers: int = 8
+    report: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How many lines of each kind this run wrote."""
+
+    results: int
+    failed: int
+    skipped: int
+    absent: int
+
+
+def run(config: RunConfig, console: Console | None = None) -> Outcome:
+    """Measure, model, report. ValueError for an unknown operation, CannotRunHereError where a wanted GPU is missing."""
+    console = console or Console(highlight=False)
+    groups = [g for device in cases.devices(config.device) for g in _chosen(config, device)]
+    config.out.mkdir(parents=True, exist_ok=True)
+    job = _Job(config, console)
+    job.start(groups)
+    with Monitor.here() as monitor, Progress(console=console, transient=True) as progress:
+        task = progress.add_task("cases", total=len(groups))
+        for group in groups:
+            progress.update(task, description=group.title)
+            job.measure(group, monitor)
+            progress.advance(task)
+    job.skip_other_devices()
+    job.model()
+    job.report()
+    return job.outcome()
+
+
+def _chosen(config: RunConfig, device: str) -> list[Group]:
+    return cases.chosen(cases.catalogue(device), config.only, config.quick)
+
+
+def sources_digest() -> str:
+    """SHA-256 over the project's own source files: the same sources give the same cases, committed or not."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for folder in SOURCES:
+        for path in sorted((root / folder).glob("**/*")):
+            if path.suffix in (".py", ".cu", ".cuh", ".toml") and path.is_file():
+                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def identity(stamp: Record) -> str:
+    """Short key of what decides a number: sources, versions, processor, GPU, driver and threads."""
+    decides = {key: stamp[key] for key in ("sources", "versions", "python", "cpu", "threads", "gpu")}
+    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
+
+
+class _Job:
+    """State of one run."""
+
+    def __init__(self, config: RunConfig, console: Console) -> None:
+        self.config, self.console = config, console
+        self.file = ResultsFile(config.out)
+        self.started = time.monotonic()
+        stamp = {**provenance.stamp(), "sources": sources_digest()}
+        self.stamp = identity(stamp)
+        earlier = [r for r in self._earlier() if r.get("stamp") == self.stamp]
+        self.done = {r["case"] for r in earlier if r.get("kind") in ("result", "failed")}
+        self.ceilings = Ceilings()
+        for record in earlier:
+            if record.get("kind") == "result" and record["op"] == "ceiling":
+                self.ceilings = self.ceilings.joined(result(record))
+        self.passed: dict[str, str] = {}  # operation -> "" or why its checks failed
+        self.absent: set[tuple[str, str]] = set()
+        self.counts = {"result": 0, "failed": 0, "skipped": 0, "absent": 0}
+        self.file.append({"kind": "stamp", **stamp, "stamp": self.stamp})
+
+    def _earlier(self) -> list[Record]:
+        return self.file.records() if self.file.path.exists() else []
+
+    def start(self, groups: Sequence[Group]) -> None:
+        """Say what runs, and compile kernels in several processes, which a GPU's many short compilations need."""
+        gpu = f"{support.device_name()}" if any(g.device == "cuda" for g in groups) else "CPU"
+        self.console.print(f"{len(groups)} groups on {escape(gpu)}, {len(self.done)} cases already measured")
+        todo = [g for g in groups if g.device == "cuda" and g.op in warm.OPERATIONS and not self._is_done(g)]
+        if todo and self.config.workers:
+            seconds = warm.compile_all(self.config.workers, self.config.only, self.config.quick, self._left())
+            self.console.print(f"kernels compiled by {self.config.workers} processes in {seconds:.0f} s")
+
+    def _left(self) -> float | None:
+        return None if self.config.budget is None else self.config.budget - (time.monotonic() - self.started)
+
+    def _is_done(self, group: Group) -> bool:
+        return all(group.name(case) in self.done or case.missing() for case in group.cases)
+
+    def measure(self, group: Group, monitor: Monitor) -> None:
+        """One group, unless it is done, the budget is spent, or its operation's checks failed."""
+        if self._is_done(group):
+            self._name_absent(group)
+            return
+        left = self._left()
+        if left is not None and left <= 0:
+            self._write({"kind": "skipped", "case": group.title, "why": f"budget of {self.config.budget:.0f} s spent"})
+        elif why := self._check(group):
+            self._write({"kind": "failed", "case": group.title, "why": f"{why}; not timed"})
+        else:
+            for line in measure(group, monitor, self.ceilings, self.stamp):
+                self._write(line)
+
+    def _name_absent(self, group: Group) -> None:
+        for case in group.cases:
+            if why := case.missing():
+                self._write({"kind": "absent", "peer": case.implementation, "op": group.op, "why": why})
+
+    def _check(self, group: Group) -> str:
+        """Why an operation is wrong, "" where its checks passed (or it has none)."""
+        check = checks(group.device).get(group.op)
+        if check is None:
+            return ""
+        name = check.__name__
+        if name not in self.passed:
+            missing = group.cases[0].missing()
+            compared = []
+            try:
+                compared = [] if missing else list(check())
+                self.passed[name] = ""
+            except Exception as error:
+                self.passed[name] = f"check '{name}' failed: {one_line(error)}"
+            good = not self.passed[name]
+            self._write({"kind": "check", "name": name, "passed": good, "compared": compared, "why": self.passed[name]})
+        return self.passed[name]
+
+    def _write(self, line: Result | Record) -> None:
+        record = line.record() if isinstance(line, Result) else {**line, "stamp": self.stamp}
+        kind = record["kind"]
+        if kind == "absent":
+            key = (record["peer"], record["why"])
+            if key in self.absent:
+                return
+            self.absent.add(key)
+        self.file.append(record)
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        if isinstance(line, Result) and line.op == "ceiling" and line.label == "measured":
+            self.ceilings = self.ceilings.joined(line)
+        if not (isinstance(line, Result) and line.label == "modelled"):
+            self.console.print(_printed(record), soft_wrap=True)
+
+    def skip_other_devices(self) -> None:
+        """Name the operations that only a GPU runs, where there is none."""
+        reason = support.missing_gpu()
+        if reason and self.config.device == "auto":
+            names = dict.fromkeys(g.op for g in _chosen(self.config, "cuda"))
+            for op in names:
+                self._write({"kind": "skipped", "case": f"{op} on a GPU", "why": reason})
+
+    def model(self) -> None:
+        """Append what the roofline model says of chips that are not here."""
+        if importlib.util.find_spec("quads.bench.model") is None:
+            return
+        try:
+            for line in _predictions(self.file.path.parent):
+                self._write(line)
+        except Exception as error:  # measured results stand without it
+            self._write({"kind": "failed", "case": "model", "why": one_line(error)})
+
+    def report(self) -> None:
+        """Write report.html and table.md; without plotly that is left for `quads bench report`."""
+        if not self.config.report or importlib.util.find_spec("quads.bench.report") is None:
+            return
+        try:
+            importlib.import_module("quads.bench.report").write_report(self.config.out)
+        except Exception as error:
+            self._write({"kind": "skipped", "case": "report", "why": one_line(error)})
+
+    def outcome(self) -> Outcome:
+        """Counts, printed too."""
+        c = self.counts
+        seconds = time.monotonic() - self.started
+        self.console.print(
+            f"{c['result']} results, {c['failed']} failed, {c['skipped']} skipped, {c['absent']} peers absent"
+            f" in {seconds:.0f} s: {self.file.path}"
+        )
+        return Outcome(c["result"], c["failed"], c["skipped"], c["absent"])
+
+
+def _predictions(folder: Path) -> Iterator[Result]:
+    model: Any = importlib.import_module("quads.bench.model")
+    yield from model.predictions(folder)
+
+
+def _printed(record: Record) -> str:
+    kind = record["kind"]
+    if kind == "result":
+        return _measured(record)
+    colour = {"failed": "red", "absent": "yellow", "skipped": "yellow"}.get(kind, "default")
+    if kind == "check":
+        text = f"{record['name']}: {len(record['compared'])} comparisons" + (
+            f", {record['why']}" if record["why"] else ""
+        )
+        return f"[{'default' if record['passed'] else 'red'}]check[/]   {escape(text)}"
+    return (
+        f"[{colour}]{kind:7}[/] {escape(str(record.get('case') or record.get('peer')))}: {escape(str(record['why']))}"
+    )
+
+
+def _measured(record: Record) -> str:
+    parts = [f"{record['seconds'] * 1e6:12.1f} us  {escape(record['case'])}"]
+    if record["against"]:
+        parts.append(f"{record['against']['ratio']:.2f}x of {record['against']['implementation']}")
+    for key, name in (("share_of_copy", "of copy"), ("share_of_matrix_peak", "of peak")):
+        if record[key]:
+            parts.append(f"{record[key]:.0%} {name}")
+    if record["goal"]:
+        parts.append(escape(f"goal {record['goal']}: {'met' if record['goal_met'] else 'missed'}"))
+    if record["conditions"]["marked"]:
+        parts.append(record["conditions"]["marked"])
+    return "  ".join(parts)

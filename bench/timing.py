@@ -1,0 +1,167 @@
+"""Time calls that do the same work on different inputs, several implementations in the same rounds.
+
+On a GPU a sample is one replay of a CUDA graph that holds one call, between two events, after L2 was cleared; clearing
+it also hides the launch. `in a row` is one graph that holds the calls on all inputs, replayed for a quarter of a second
+and divided by the number of calls: launches overlap as they do in a decoding step, weights are cold because the inputs
+rotate, and the energy counter has time to count. What cannot be captured is called directly.
+On a CPU a sample is one call: CPU time where torch has one thread, so that a busy machine is told from a slow call,
+else wall-clock time.
+
+Each round takes one sample of each implementation, so that ratios are of neighbours. Intervals are those of the
+median at 95 %, from order statistics; no distribution is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import torch
+
+from quads.bench.monitor import Monitor
+
+Call = Callable[[], Any]
+INTERVAL = "95 % of the median"
+ROUNDS = 30
+FEWEST = 5
+SECONDS = 0.6  # that the rounds of one case may take, beyond the fewest
+IN_A_ROW_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class InARow:
+    """Seconds and joules of a call among others; None where the GPU counts no energy or nothing was measured."""
+
+    seconds: float | None = None
+    joules: float | None = None
+
+
+class Runner(Protocol):
+    """Calls made ready to be timed."""
+
+    method: str
+
+    def sample(self, turn: int) -> float:
+        """Seconds of one call; `turn` chooses the inputs."""
+
+    def in_a_row(self, monitor: Monitor) -> InARow:
+        """Seconds and joules of a call among others."""
+
+
+class CpuRunner:
+    """Calls on the CPU, caches as they are."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = calls
+        single = torch.get_num_threads() == 1
+        self._clock = time.process_time if single else time.perf_counter
+        self.method = "CPU time, one thread" if single else f"wall-clock time, {torch.get_num_threads()} threads"
+        calls[0]()
+
+    def sample(self, turn: int) -> float:
+        start = self._clock()
+        self._calls[turn % len(self._calls)]()
+        return self._clock() - start
+
+    def in_a_row(self, monitor: Monitor) -> InARow:
+        return InARow()
+
+
+@cache
+def flush_buffer() -> torch.Tensor:
+    """Memory several times as large as any L2; writing it evicts everything else."""
+    return torch.empty(2**28, dtype=torch.uint8, device="cuda")
+
+
+class CudaRunner:
+    """Calls on the current CUDA device, as graphs or directly."""
+
+    def __init__(self, calls: Sequence[Call], *, graph: bool = True) -> None:
+        self._stream = torch.cuda.Stream()
+        for call in calls[:1] if graph else calls:
+            call()
+        torch.cuda.synchronize()
+        self._alone = [self._captured([call]) for call in calls] if graph else list(calls)
+        self._together = self._captured(calls) if graph and len(calls) > 1 else self._alone[0]
+        self._count = len(calls) if graph else 1
+        self.method = ("CUDA graph" if graph else "direct call") + ", events, L2 cleared"
+
+    def sample(self, turn: int) -> float:
+        with torch.cuda.stream(self._stream):
+            flush_buffer().zero_()
+        return self._span(self._alone[turn % len(self._alone)])
+
+    def in_a_row(self, monitor: Monitor) -> InARow:
+        once = statistics.median(self._span(self._together) for _ in range(3))
+        repeats = max(3, math.ceil(IN_A_ROW_SECONDS / max(once, 1e-6)))
+        before = monitor.joules()
+        seconds = self._span(lambda: [self._together() for _ in range(repeats)]) / repeats
+        after = monitor.joules()
+        joules = (after - before) / (repeats * self._count) if before and after else None
+        return InARow(seconds / self._count, joules)
+
+    def _span(self, work: Call) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(self._stream):
+            start.record()
+            work()
+            end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e-3
+
+    def _captured(self, calls: Sequence[Call]) -> Call:
+        with torch.cuda.stream(self._stream):
+            for call in calls:
+                call()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self._stream):
+                for call in calls:
+                    call()
+        return graph.replay
+
+
+def runner(calls: Sequence[Call], device: str, *, graph: bool = True) -> Runner:
+    """The runner for `device`, "cpu" or "cuda"; calls[0] has run once (everything is compiled)."""
+    return CudaRunner(calls, graph=graph) if device == "cuda" else CpuRunner(calls)
+
+
+def rounds(runners: Sequence[Runner], most: int = ROUNDS, seconds: float = SECONDS) -> list[list[float]]:
+    """Samples of each runner, one of each a round, in turns forwards and backwards.
+
+    Stops after `seconds` a runner, once there are the fewest.
+    """
+    samples: list[list[float]] = [[] for _ in runners]
+    for r in runners:
+        r.sample(0)
+    started = time.perf_counter()
+    for turn in range(most):
+        if turn >= FEWEST and time.perf_counter() - started > seconds * len(runners):
+            break
+        pairs = list(zip(samples, runners, strict=True))
+        for own, r in reversed(pairs) if turn % 2 else pairs:
+            own.append(r.sample(turn))
+    return samples
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, low, high): the order statistics between which the median lies with 95 % (or as near as n allows)."""
+    ordered = sorted(values)
+    n, below, rank = len(ordered), 0.0, 0
+    while rank < n // 2:
+        below += math.comb(n, rank) / 2**n
+        if below > 0.025:
+            break
+        rank += 1
+    first = max(0, rank - 1)
+    return statistics.median(ordered), ordered[first], ordered[n - 1 - first]
+
+
+def ratio_interval(samples: Sequence[float], base: Sequence[float]) -> tuple[float, float, float]:
+    """`median_interval` of samples / base, round by round."""
+    return median_interval([a / b for a, b in zip(samples, base, strict=True)])

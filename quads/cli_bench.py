@@ -1,0 +1,57 @@
+"""Verbs of the benchmark: `quads bench run | report | compare | model`. Heavy imports happen inside them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from quads.errors import GateFailedError
+
+bench = typer.Typer(help="Measure kernels, layers and rollouts beside their peers; model other chips.")
+
+
+def seconds(text: str) -> float | None:
+    """Seconds of "480", "90s", "8m" or "1h"; None for an empty text."""
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not found:
+        raise ValueError(f"--budget '{text}' is no time (for example 480, 90s, 8m, 1h)")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+@bench.command("run")
+def run(
+    out: Annotated[Path, typer.Option(help="Output folder; the same folder again goes on where it stopped.")] = Path(
+        "runs/bench"
+    ),
+    budget: Annotated[str, typer.Option(help="Time after which no further case is begun: 90s, 8m; empty: none.")] = "",
+    only: Annotated[str, typer.Option(help="Operations, comma-separated; empty: all.")] = "",
+    quick: Annotated[bool, typer.Option(help="The first shape of each operation, no scaling.")] = False,
+    device: Annotated[str, typer.Option(help="auto, cuda, cpu or all.")] = "auto",
+    workers: Annotated[int, typer.Option(help="Processes that compile kernels beforehand on a GPU.")] = 8,
+    report: Annotated[bool, typer.Option(help="Write report.html and table.md at the end.")] = True,
+) -> None:
+    """Measure every case that this machine can run, check it first, and model the chips that are not here."""
+    from quads.bench import run as job
+
+    config = job.RunConfig(
+        out=out, budget=seconds(budget), only=tuple(op for op in only.split(",") if op), quick=quick, device=device,
+        workers=workers, report=report,
+    )  # fmt: skip
+    outcome = job.run(config)
+    if not outcome.results and outcome.failed:
+        raise GateFailedError(f"no case could be measured; {outcome.failed} failed")
+
+
+@bench.command("report")
+def report(folder: Annotated[Path, typer.Argument(help="Folder with results.jsonl.")]) -> None:
+    """Write report.html and table.md of a folder of results."""
+    from quads.bench import report as reports
+
+    reports.write_report(folder)
+    Console().print(f"{folder / 'report.html'} and {folder / 'table.md'}")
