@@ -30,6 +30,7 @@ def _document() -> dict[str, list[Row]]:
     return dict(json.loads(resources.files("quads.bench").joinpath(FILE).read_text("utf-8")))
 
 
+@cache
 def quantizer(kernel: str, target: str) -> Row:
     """The row of a quantiser for a compile target. ValueError names the known kernels."""
     for row in _document()["quantizers"]:
@@ -39,6 +40,7 @@ def quantizer(kernel: str, target: str) -> Row:
     raise ValueError(f"kernel '{kernel}' was not compiled for {target} (known: {', '.join(known)})")
 
 
+@cache
 def product(way: str, target: str, tokens: int, *, residual: bool, grouped: bool = False) -> Row:
     """The row of a product: `way` as in quads.kernels.gemm.choose, for a block of `tokens` rows of activations."""
     wanted = {"way": way, "target": ALIKE.get(target, target), "residual": residual, "grouped": grouped}

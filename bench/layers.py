@@ -45,7 +45,7 @@ def dense(m: int, n: int, k: int, numerics: str, chip: Chip, *, ratio: float = 0
 
 def moe(
     tokens: int, hidden: int, inner: int, experts: int, top_k: int, numerics: str, chip: Chip,
-    *, scope: str = "plain", ratio: float = 0.0, ours: bool = True,
+    *, scope: str = "plain", ratio: float = 0.0, ours: bool = True, launches: int | None = None,
 ) -> Works:  # fmt: skip
     """A routed SwiGLU layer with even routing; `scope`: who shares RAC's selection."""
     used = experts * (1 - (1 - top_k / experts) ** tokens)
@@ -63,8 +63,9 @@ def moe(
         else:
             products.append(_hopper(share, "decode", rows, n, k, extra > 0, grouped=True))
     small = 2 + (1 if chip.native_fp4 else 0)  # routing, weighted sum; the Triton product leaves SwiGLU to a third
-    quantisers = [operand(tokens * hidden, scope, ratio, chip), operand(tokens * top_k * inner, scope, ratio, chip)]
-    return (*products, Work(launches=small), *(work for made in quantisers for work in made))
+    sizes = (tokens * hidden, tokens * top_k * inner)
+    quantisers = (w for size in sizes for w in operand(size, scope, ratio, chip, launches=launches))
+    return (*products, Work(launches=small), *quantisers)
 
 
 def quantised(elements: int, variant: str, chip: Chip, *, source: str = "bf16") -> Works:
@@ -77,8 +78,8 @@ def quantised(elements: int, variant: str, chip: Chip, *, source: str = "bf16") 
     return (Work(bytes=counts.quantize(elements, source), instructions=elements / 32 * per_element),)
 
 
-def compensated(elements: int, scope: str, ratio: float, chip: Chip) -> Works:
-    """Quantising with the residual of `ratio` of the blocks."""
+def compensated(elements: int, scope: str, ratio: float, chip: Chip, *, launches: int | None = None) -> Works:
+    """Quantising with the residual of `ratio` of the blocks; `launches`: other than today's."""
     moved = counts.quantize_rac(elements, ratio, second_pass=scope in ("batch", "tile"))
 
     def of(kernel: str, path: str = "instructions_an_element") -> float:
@@ -90,12 +91,14 @@ def compensated(elements: int, scope: str, ratio: float, chip: Chip) -> Works:
         mean = of("RAC token")
     else:
         mean = of("RAC first pass") + ratio * of("RAC second pass")
-    return (Work(bytes=moved, instructions=elements / 32 * mean, launches=LAUNCHES[scope]),)
+    return (Work(bytes=moved, instructions=elements / 32 * mean, launches=launches or LAUNCHES[scope]),)
 
 
-def operand(elements: int, scope: str, ratio: float, chip: Chip) -> Works:
+def operand(elements: int, scope: str, ratio: float, chip: Chip, *, launches: int | None = None) -> Works:
     """Quantising the activations of a product, with RAC where `ratio` is not 0."""
-    return compensated(elements, scope, ratio, chip) if ratio else quantised(elements, "token, amax in the pass", chip)
+    if ratio:
+        return compensated(elements, scope, ratio, chip, launches=launches)
+    return quantised(elements, "token, amax in the pass", chip)
 
 
 def _hopper_way(m: int, residual: bool) -> str:

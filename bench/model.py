@@ -11,14 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
-from quads.bench import model_error
+from quads.bench import model_error, rollout_model
 from quads.bench.model_error import Errors
 from quads.bench.operations import OURS, works
 from quads.bench.results import Result
 from quads.bench.specs import Chip, chip, chips
 from quads.bench.work import bound_by, seconds
 
+SHOWN = (OURS, "torch.cublas", "torch.scaled_mm", "vllm.triton", "vllm.marlin")
+SCALED = {"gemm": {"N": 8192, "K": 8192}, "moe": {"hidden": 2048, "experts": 128}}  # over tokens on every chip
 METHOD = "bytes, FLOPs and issued instructions (quads.bench.work)"
 UNCHECKED = "; its kernels decode to bfloat16: those for FP4 tensor cores have run nowhere"
 INTERVAL = "times measured / predicted on the H200, lowest to highest case"
@@ -44,25 +47,28 @@ def predict(like: Result, on: Chip, errors: Errors | None = None) -> Result | No
     )  # fmt: skip
 
 
-def predictions(
-    wanted: Iterable[str] = (), like: Iterable[Result] = (), errors: Errors | None = None
-) -> Iterator[Result]:
-    """Predictions of `like` (the GPU catalogue where it is empty) on the `wanted` chips (all where it is empty).
+def predictions(folder: Path | None = None, wanted: Iterable[str] = ()) -> Iterator[Result]:
+    """Every modelled case on the `wanted` chips (all where it is empty), rollouts too.
 
-    errors: those of a run (quads.bench.model_error.of_run), else the stored ones. ValueError names an unknown chip.
+    folder: a run, whose own measurements give the errors where it ran on an H200; else the stored ones do.
+    ValueError names an unknown chip.
     """
-    cases = list(like) or list(catalogue())
-    for key in tuple(wanted) or tuple(chips()):
-        yield from (found for case in cases if (found := predict(case, chip(key), errors)) is not None)
+    errors = model_error.known() if folder is None else model_error.of_folder(folder)
+    wanted = tuple(wanted) or tuple(chips())
+    for key in wanted:
+        yield from (found for case in catalogue() if (found := predict(case, chip(key), errors)) is not None)
+    yield from rollout_model.predictions(wanted, errors)
 
 
 def catalogue() -> Iterator[Result]:
-    """The cases that a GPU run measures, without their times."""
+    """The cases of a GPU run that other chips are predicted for, without their times."""
     from quads.bench import cases
 
     for group in cases.catalogue("cuda"):
-        for case in group.cases:
-            yield Result(
-                op=group.op, numerics=case.numerics, implementation=case.implementation, variant=case.variant,
-                shape=group.shape, seconds=0.0,
-            )  # fmt: skip
+        if group.quick or group.shape.items() >= SCALED.get(group.op, {"": 0}).items():
+            for case in group.cases:
+                if case.implementation in SHOWN and "from bf16" not in case.variant:
+                    yield Result(
+                        op=group.op, numerics=case.numerics, implementation=case.implementation,
+                        variant=case.variant, shape=group.shape, seconds=0.0,
+                    )  # fmt: skip

@@ -20,10 +20,12 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from quads.bench import rollout_model
 from quads.bench.operations import works
 from quads.bench.results import ModelError, Result, ResultsFile, result
 from quads.bench.specs import REFERENCE, chip, of_device
 from quads.bench.work import seconds
+from quads.compare.records import Record
 
 FILE = "anchors.json"
 Key = tuple[str, ...]  # operation, numerics, implementation, variant
@@ -58,6 +60,9 @@ class Errors:
 def ratio(measured: Result) -> float | None:
     """Measured over predicted seconds on the H200, in a row where that was measured; None where not modelled."""
     reference = chip(REFERENCE)
+    if measured.op == "rollout":
+        predicted = rollout_model.predicted(measured, reference)
+        return measured.seconds / predicted if predicted else None
     found = works(measured.op, measured.numerics, measured.implementation, measured.variant, measured.shape, reference)
     if found is None:
         return None
@@ -80,12 +85,17 @@ def known() -> Errors:
     return Errors(measured, source)
 
 
-def of_run(stamps: Iterable[dict[str, object]], measured: Iterable[Result]) -> Errors:
+def of_folder(folder: Path) -> Errors:
     """Errors of a run's own results where it ran on an H200, else of the stored ones."""
-    names = {str((stamp.get("gpu") or {}).get("name")) for stamp in stamps if isinstance(stamp.get("gpu"), dict)}  # type: ignore[attr-defined]
-    if not any((found := of_device(name)) and found.key == REFERENCE for name in names):
+    file = ResultsFile(folder)
+    if not any((found := of_device(name)) and found.key == REFERENCE for name in map(gpu_name, file.stamps())):
         return known()
-    return Errors(measured, f"this run, {REFERENCE}") or known()
+    return Errors(file.results("measured"), f"this run, {REFERENCE}") or known()
+
+
+def gpu_name(stamp: Record) -> str:
+    """The GPU of a stamp, "" without one."""
+    return str((stamp.get("gpu") or {}).get("name", ""))
 
 
 def write(folder: Path) -> int:
@@ -98,7 +108,7 @@ def write(folder: Path) -> int:
     if not kept:
         raise ValueError(f"{folder}: holds no measured result that the model covers")
     git = (stamp.get("git") or {}).get("sha", "unknown")[:7]
-    source = f"{folder.name}, {(stamp.get('gpu') or {}).get('name')}, {git}"
+    source = f"{folder.name}, {gpu_name(stamp)}, {git}"
     rows = [dataclasses.replace(one, samples=()).record() for one in kept]
     write_json(Path(__file__).with_name(FILE), {"source": source, "results": rows})
     return len(kept)
