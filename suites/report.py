@@ -22,7 +22,7 @@ from quads.suites import report_outcomes, report_probe
 from quads.suites import report_tables as tables
 from quads.suites.report_interval import drawing
 from quads.suites.report_markdown import counts
-from quads.suites.report_numbers import interval, number
+from quads.suites.report_numbers import as_ratio, interval, number
 from quads.suites.report_paper import claims
 from quads.suites.report_style import Look
 from quads.suites.report_words import meaning, words
@@ -65,9 +65,9 @@ def html(summary: Numbers, stamp: Numbers) -> str:
         places=report_probe.places(summary),
         outcome_figures=list(report_outcomes.figures(summary, look)),
         probe_figures=list(report_probe.figures(summary, look)),
-        claims={cell: claims(summary, cell) for cell in cells or [None]},
-        settings=page.pairs(page.flat(summary["settings"])),
-        stamp=page.pairs(page.flat({key: value for key, value in stamp.items() if key != "earlier"})),
+        claims={cell: claims(summary, cell) for cell in (cells or ("",))},
+        settings=Markup(page.pairs(page.flat(summary["settings"]))),
+        stamp=Markup(page.pairs(page.flat(_plain(stamp)))),
         commands=_commands(stamp),
     )
 
@@ -84,7 +84,7 @@ def render(template: str, title: str, **values: Any) -> str:
     )
     environment.globals |= {
         **{function.__name__: _markup(function) for function in (plot, selector, tick_boxes)},
-        **{function.__name__: function for function in (drawing, interval, number)},
+        **{function.__name__: function for function in (drawing, interval, number, as_ratio)},
         "tables": tables,
     }
     body = environment.get_template(template).render(**values)
@@ -113,6 +113,11 @@ def read_json(path: Path) -> Any:
 
 def _colors(look: Look, arms: list[str]) -> dict[str, str]:
     return {arm: look.colors[arm] for arm in dict.fromkeys(arms)}
+
+
+def _plain(stamp: Numbers) -> Numbers:
+    """The stamp for readers: without earlier ones, whose commands are listed, and what it does not know."""
+    return {key: value for key, value in stamp.items() if key != "earlier" and value is not None}
 
 
 def _commands(stamp: Numbers) -> list[str]:

@@ -32,11 +32,20 @@ def interval(share: Mapping[str, Any] | None, *, signed: bool = False, name: str
     """`0.951 (0.930–0.967)`, `+0.002 (−0.004 to +0.008)`; without an interval the number alone; a dash for None."""
     if share is None or not known(share.get(name)):
         return DASH
-    value, low, high = share[name], share.get("low"), share.get("high")
-    if not (known(low) and known(high)):
-        return number(float(value), signed=signed)
+    value, low, high = (float(share[key]) if known(share.get(key)) else math.nan for key in (name, "low", "high"))
+    if math.isnan(low + high):
+        return number(value, signed=signed)
     middle, *ends = alike((value, low, high), signed=signed)
     return f"{middle} ({(' to ' if signed or low < 0 else DASH).join(ends)})"
+
+
+def as_ratio(entry: Mapping[str, Any]) -> str:
+    """The difference of a logarithm as a ratio with its interval: `0.70 times (0.65–0.76)`; empty for other metrics."""
+    if "/log_" not in entry["metric"] or not known(entry["difference"]):
+        return ""
+    times = {key: math.exp(entry[key]) if known(entry[key]) else None for key in ("difference", "low", "high")}
+    value, bracket, ends = interval(times, name="difference").partition(" (")
+    return f"{value} times{bracket}{ends}"
 
 
 def alike(values: tuple[Any, ...], *, signed: bool = False) -> tuple[str, ...]:

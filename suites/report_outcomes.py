@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from quads.page_choices import ChosenFigure, Spec
@@ -26,6 +27,9 @@ def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
     curves = {cell: [row for row in summary["curves"] if row["cell"] == cell] for cell in cells}
     rows = {cell: [row for row in summary["outcomes"] if row["cell"] == cell] for cell in cells}
 
+    def over_steps(key: str, cell: str) -> Spec | None:
+        return _over_steps(curves[cell], key, look, _steps("|Δ log p|", LOG))
+
     def figure(name: str, title: str, note: str, draw: Callable[[str], Spec | None]) -> ChosenFigure:
         specs = {cell: spec for cell in cells if (spec := draw(cell))}
         return ChosenFigure(name=name, title=title, note=note, specs=specs, by=("cell",))
@@ -47,7 +51,7 @@ def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
             key.replace("_", "-"),
             f"Gap over steps: {title}",
             f"|log p trainer − log p rollout| of the same tokens, before the step's update. {note}",
-            lambda cell, key=key: _over_steps(curves[cell], key, look, _steps("|Δ log p|", **LOG)),
+            partial(over_steps, key),
         )
     yield figure(
         "reward",
@@ -88,10 +92,10 @@ def _speed_note(label: str) -> str:
     return f"{label}. Emulated formats run at the emulator's speed, unless the arm's engine has kernels. Median step."
 
 
-def _steps(title: str, **axis: Any) -> Numbers:
+def _steps(title: str, axis: Numbers | None = None) -> Numbers:
     return {
         "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": title, "standoff": 8}, "automargin": True, **axis},
+        "yaxis": {"title": {"text": title, "standoff": 8}, "automargin": True, **(axis or {})},
         "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
         "showlegend": False,
         "hovermode": "x unified",
@@ -111,6 +115,8 @@ def _accuracy(curves: list[Numbers], look: Look) -> Spec | None:
     bands, lines = [], []
     for curve in curves:
         arm, points = curve["arm"], curve["accuracy"]
+        if not points["steps"]:
+            continue
         lines.append(
             look.trace(
                 arm, x=points["steps"], y=points["value"], mode="lines+markers", line=look.line(arm),

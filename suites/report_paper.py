@@ -23,8 +23,8 @@ class Claim:
     why: str
 
 
-def claims(summary: Numbers, cell: str | None) -> list[Claim]:
-    """Every figure of the paper that this suite measured something like, for one cell (None: a probe alone)."""
+def claims(summary: Numbers, cell: str) -> list[Claim]:
+    """Every figure of the paper that this suite measured something like, for one cell ("": of a probe alone)."""
     found = []
     for entry in words()["paper"]:
         measured = _OURS[entry["ours"]]
@@ -34,28 +34,28 @@ def claims(summary: Numbers, cell: str | None) -> list[Claim]:
     return found
 
 
-def _outcome(summary: Numbers, cell: str | None, arm: str) -> Numbers | None:
+def _outcome(summary: Numbers, cell: str, arm: str) -> Numbers | None:
     return next((row for row in summary["outcomes"] if (row["cell"], row["arm"]) == (cell, arm)), None)
 
 
-def _accuracy(summary: Numbers, cell: str | None, arm: str) -> str:
+def _accuracy(summary: Numbers, cell: str, arm: str) -> str:
     row = _outcome(summary, cell, arm)
     return interval(_times(100, row["accuracy"])) if row else DASH
 
 
-def _largest(summary: Numbers, cell: str | None, arm: str) -> str:
+def _largest(summary: Numbers, cell: str, arm: str) -> str:
     row = _outcome(summary, cell, arm)
     return f"{number(row['gap_max'])} ({row['gap_tokens']:,} tokens)" if row and known(row["gap_max"]) else DASH
 
 
-def _over_naive(summary: Numbers, cell: str | None, arm: str) -> str:
+def _over_naive(summary: Numbers, cell: str, arm: str) -> str:
     for row in summary["comparisons"]:
         if (row["cell"], row["metric"], row["arm"], row["against"]) == (cell, "outcome/accuracy", arm, "nvfp4"):
             return interval(_times(100, row, "difference"), signed=True, name="difference")
     return DASH
 
 
-def _speed(summary: Numbers, cell: str | None, arm: str) -> str:
+def _speed(summary: Numbers, cell: str, arm: str) -> str:
     fast, slow = _outcome(summary, cell, arm), _outcome(summary, cell, "fp8")
     if not (fast and slow and known(fast["rollout_tokens_per_s"]) and slow["rollout_tokens_per_s"]):
         return DASH
@@ -63,7 +63,7 @@ def _speed(summary: Numbers, cell: str | None, arm: str) -> str:
     return f"{number(100 * (ratio - 1), signed=True)} (without FP4 hardware)"
 
 
-def _collapse(summary: Numbers, cell: str | None, arm: str) -> str:
+def _collapse(summary: Numbers, cell: str, arm: str) -> str:
     row = _outcome(summary, cell, arm)
     if row is None:
         return DASH
@@ -71,11 +71,11 @@ def _collapse(summary: Numbers, cell: str | None, arm: str) -> str:
     return f"{min(steps)} (of {row['steps']})" if steps else f"none in {row['steps']} steps, {len(row['seeds'])} seeds"
 
 
-def _ratio(summary: Numbers, cell: str | None, percent: str) -> str:
+def _ratio(summary: Numbers, cell: str, percent: str) -> str:
     """The largest gap at this ratio, norm and chance, of the first policy without outliers against Q(W)."""
     plain = [rows for (reference, _, outliers), rows in places(summary).items()
              if reference == "w4" and parse_outliers(outliers) == (0, 1.0)]  # fmt: skip
-    curves = ratio_rows(plain[0]) if plain else {}
+    curves = ratio_rows(plain[0], "w4") if plain else {}
     ratio = float(percent.removesuffix(" %"))
     texts = [f"{number(_largest_of(points[ratio]))} by {name}"
              for scope, name in (("batch", "norm"), ("random", "chance"))
@@ -91,7 +91,7 @@ def _times(factor: float, row: Numbers, name: str = "value") -> Numbers:
     return {key: factor * row[key] if known(row.get(key)) else None for key in (name, "low", "high")}
 
 
-_OURS: dict[str, Callable[[Numbers, str | None, str], str]] = {
+_OURS: dict[str, Callable[[Numbers, str, str], str]] = {
     "accuracy": _accuracy,
     "gap_max": _largest,
     "ratio": _ratio,

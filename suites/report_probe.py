@@ -8,24 +8,29 @@ from typing import Any
 
 from quads import recipes
 from quads.page_choices import ChosenFigure, Spec
+from quads.suites.config import CONTROLS
 from quads.suites.report_numbers import known
 from quads.suites.report_outcomes import LOG, errors
-from quads.suites.report_style import SCOPES, TERMS, Look
+from quads.suites.report_style import SCOPES, TERMS, Look, colors
 
 Numbers = dict[str, Any]
-REFERENCES = {"w4": "the weight-quantised model", "bf16": "the BF16 model"}
+REFERENCES = {
+    "w4": "the weight-quantised model",
+    "trainer": "each arm's own trainer",
+    "bf16": "the unquantised model",
+}
 Place = tuple[str, str, str]  # reference, policy, outliers: the selectors of the probe
 
 
 def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
     """Every figure that the probe's records allow; none without a probe."""
-    ratio = {"|".join(place): spec for place, rows in places(summary).items() if (spec := _ratio(rows))}
+    ratio = {"|".join(place): spec for place, rows in places(summary).items() if (spec := _ratio(rows, place[0]))}
     if ratio:
         yield ChosenFigure(
             name="ratio",
             title="What RAC leaves of the gap",
             note="Mean gap on fixed texts by share of compensated channels; 0 % is W4A4 without RAC. Chosen by what "
-            "rounding lost (residual norm) or by chance. Where the two lines meet, the choice does not matter.",
+            "rounding lost (residual norm) or by chance; where the two meet, the choice does not matter.",
             specs=ratio,
             by=("reference", "policy", "outliers"),
         )
@@ -62,17 +67,19 @@ def choices(summary: Numbers) -> dict[str, list[tuple[str, str]]]:
     }
 
 
-def ratio_rows(rows: list[Numbers]) -> dict[str, dict[float, Numbers]]:
+def ratio_rows(rows: list[Numbers], reference: str) -> dict[str, dict[float, Numbers]]:
     """Scope -> ratio (%) -> row, of the arms that roll out W4A4; 0 % and 100 % belong to every scope.
 
-    Only the rollout's numerics matter to a probe, so `rac` and `quads` are the same point.
+    Against bf16 and w4 only the rollout's numerics matter, so `rac` and `quads` are the same point; against each
+    arm's own trainer only arms with asymmetric QAT have the same reference.
     """
     curves: dict[str, dict[float, Numbers]] = defaultdict(dict)
     ends: dict[float, Numbers] = {}
     for row in rows:
-        recipe = recipes.load(row["arm"])
-        special = (recipe.weight_block, recipe.block_rule, recipe.activation_outer) != ("1x16", "six", "token")
-        if recipe.rollout_activations != "nvfp4" or special:
+        recipe = recipes.named()["bf16"] if row["arm"] in CONTROLS else recipes.load(row["arm"])
+        plain = (recipe.weight_block, recipe.block_rule, recipe.activation_outer) == ("1x16", "six", "token")
+        qat = (recipe.train_weights, recipe.train_activations) == ("nvfp4", "bf16")
+        if recipe.rollout_activations != "nvfp4" or not plain or (reference == "trainer" and not qat):
             continue
         ratio = 100 * recipe.rac_ratio
         shared = ratio == 0 or recipe.rac_scope == "all"
@@ -98,9 +105,9 @@ def _outliers_text(outliers: str) -> str:
     return "none" if parsed == (0, 1.0) else f"{parsed[0]} channels, {parsed[1]:g} times"
 
 
-def _ratio(rows: list[Numbers]) -> Spec | None:
-    data = []
-    for scope, points in sorted(ratio_rows(rows).items(), key=lambda item: list(SCOPES).index(item[0])):
+def _ratio(rows: list[Numbers], reference: str) -> Spec | None:
+    data: list[Numbers] = []
+    for scope, points in sorted(ratio_rows(rows, reference).items(), key=lambda item: list(SCOPES).index(item[0])):
         label, color, symbol = SCOPES[scope]
         gaps = [row["gap_mean"] for row in points.values()]
         data.append(
@@ -109,9 +116,18 @@ def _ratio(rows: list[Numbers]) -> Spec | None:
             | {"line": {"color": color, "width": 2, "dash": "dot" if scope == "random" else "solid"}}
             | {"text": [row["arm"] for row in points.values()]}
         )
+    if not data:
+        return None
+    floor = next((row["gap_mean"]["value"] for row in rows if row["arm"] == "engine"), None)
+    if known(floor):
+        data.append(
+            {"type": "scatter", "name": "floor: another engine, same precision", "mode": "lines"}
+            | {"x": [0, 100], "y": [floor, floor]}
+            | {"line": {"color": colors(["engine"])["engine"], "width": 1.5, "dash": "dash"}}
+        )
     layout = _layout("mean |Δ log p|", legend=True)
     layout["xaxis"] = {"title": {"text": "compensated channels (%)"}, "range": [-3, 103]}
-    return {"data": data, "layout": layout} if data else None
+    return {"data": data, "layout": layout}
 
 
 def _sweeps(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
@@ -143,7 +159,7 @@ def _sweep(arms: dict[str, dict[float, Numbers]], look: Look) -> Spec:
                 error_y=errors(gaps, look.colors[arm]), line=look.line(arm), marker=look.marker(arm),
             )
         )  # fmt: skip
-    layout = _layout("mean |Δ log p|", **LOG)
+    layout = _layout("mean |Δ log p|", LOG)
     every = sorted({scale for points in arms.values() for scale in points})
     order = [f"{scale:g}" for scale in every]
     layout["xaxis"] = {"title": {"text": "outlier size (times)"}, "type": "category", "categoryorder": "array"}
@@ -173,10 +189,10 @@ def _value(entry: Any) -> Any:
     return entry.get("value") if isinstance(entry, dict) else entry
 
 
-def _layout(title: str, *, legend: bool = False, **axis: Any) -> Numbers:
+def _layout(title: str, axis: Numbers | None = None, *, legend: bool = False) -> Numbers:
     """`legend`: of its own, above the plot, where the lines are no arms."""
     return {
-        "yaxis": {"title": {"text": title, "standoff": 8}, "automargin": True, "rangemode": "tozero", **axis},
+        "yaxis": {"title": {"text": title, "standoff": 8}, "automargin": True, "rangemode": "tozero", **(axis or {})},
         "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
         "hovermode": "closest",
         "showlegend": legend,

@@ -12,6 +12,7 @@ from typing import Any
 from quads.compare.figures import COLORS
 
 _SPARE = ("#1f8fc0", "#c9651b", "#8f6ad6", "#5f8f1f", "#c2528b", "#2f9c86", "#a8741a", "#6f7fd0", "#b4564a", "#7a8591")
+_CONTROLS = {"engine": "#64748b", "w16a4": "#d9772b"}
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "triangle-down", "x", "pentagon", "star", "hexagon")
 
@@ -24,7 +25,7 @@ SCOPES = {  # rac_scope: what chooses the channels
 }
 TERMS = {  # attribution by layer
     "weights": ("weights only", "#3b82c4", "square"),
-    "activations": ("activations only", "#d9772b", "diamond"),
+    "activations": ("activations only", _CONTROLS["w16a4"], "diamond"),
     "both": ("both (W4A4)", COLORS["nvfp4"], "circle"),
     "rac": ("both, with RAC 50 %", COLORS["quads"], "triangle-up"),
 }
@@ -33,7 +34,8 @@ TERMS = {  # attribution by layer
 def colors(arms: Iterable[str]) -> dict[str, str]:
     """Arm -> colour; `arms` in the suite's order."""
     spare = iter(_SPARE * 4)
-    return {arm: COLORS.get(arm) or next(spare, "#7a8591") for arm in dict.fromkeys(arms)}
+    fixed = {**COLORS, **_CONTROLS}
+    return {arm: fixed.get(arm) or next(spare, "#7a8591") for arm in dict.fromkeys(arms)}
 
 
 class Look:

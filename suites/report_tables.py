@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quads.suites.collapse import RULE
 from quads.suites.report_numbers import DASH, interval, number
 
 Numbers = dict[str, Any]
@@ -19,16 +20,22 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-def _seeds(row: Numbers) -> str:
-    return f"{row['finished']} of {len(row['seeds'])}"
+RULES = {  # of quads.suites.collapse, in words
+    "reward": f"reward {RULE.drop:g} below its best, {RULE.window} steps in a row",
+    "gap": f"mean gap above {RULE.gap:g}, {RULE.window} steps in a row",
+    "accuracy": f"accuracy {RULE.drop:g} below its best, {RULE.evaluations} evaluations in a row",
+}
 
 
 def _collapsed(row: Numbers) -> str:
-    return f"{len({entry['seed'] for entry in row['collapsed']})} of {len(row['seeds'])}"
+    fallen = len({entry["seed"] for entry in row["collapsed"]})
+    return f"{fallen} of {max(len(row['seeds']), row['finished'], fallen)}"
 
 
 _OUTCOMES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
-    ("seeds that reached the last step", _seeds),
+    ("seeds compared", lambda row: number(len(row["seeds"]))),
+    ("at step", lambda row: number(row["steps"])),
+    ("runs at the suite's last step", lambda row: number(row["finished"])),
     ("accuracy, as rolled out", lambda row: interval(row["accuracy"])),
     ("accuracy, same weights in BF16", lambda row: interval(row["trainer_accuracy"])),
     ("reward, last fifth", lambda row: interval(row["reward_last"])),
@@ -132,7 +139,7 @@ def collapses(summary: Numbers) -> Table:
     return Table(
         ("cell", "arm", "seed", "step", "rule"),
         [
-            (row["cell"], row["arm"], str(entry["seed"]), str(entry["step"]), entry["rule"])
+            (row["cell"], row["arm"], str(entry["seed"]), str(entry["step"]), RULES.get(entry["rule"], entry["rule"]))
             for row in summary["outcomes"]
             for entry in row["collapsed"]
         ],
