@@ -52,8 +52,8 @@ def find(reward: Series, gap: Series, accuracy: Series, rule: CollapseRule = RUL
         ("gap", gap.steps, _sustained(gap.values > rule.gap, rule.window)),
         ("accuracy", accuracy.steps, _dropped(accuracy.values, rule)),
     ]
-    first = [(int(steps[held][0]), name) for name, steps, held in found if held.any()]
-    return Collapse(*min(first)) if first else None
+    held_at = [Collapse(int(steps[held][0]), name) for name, steps, held in found if held.any()]
+    return min(held_at, key=lambda collapse: collapse.step, default=None)
 
 
 def _below_best(values: np.ndarray, window: int, drop: float) -> np.ndarray:

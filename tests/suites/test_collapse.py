@@ -22,7 +22,7 @@ def rewards(values: np.ndarray) -> Series:
 
 def dropped(at: int, by: float, lasting: int = 1000) -> np.ndarray:
     """FLAT, lower by `by` from step `at` on."""
-    return FLAT - by * ((STEPS >= at) & (STEPS < at + lasting))
+    return FLAT - by * np.isin(STEPS, range(at, at + lasting))
 
 
 @pytest.mark.parametrize("step", [20, 76, 111])
