@@ -12,7 +12,6 @@ import torch
 
 from quads import recipes
 from quads.bench import vllm_engines as engines
-from quads.gap import token_logps
 from quads.integrations.vllm import engine_weights, refit
 from quads.integrations.vllm_plugin.logprobs import teacher_forced
 from quads.recipes import Recipe
@@ -167,7 +166,11 @@ def emulated(model: Any, recipe: Recipe, sequences: list[list[int]]) -> torch.Te
     """Each sequence alone, as one prefill: the batch that a `batch` scope selects over is then the engine's."""
     with rollout_numerics(model, recipe):
         rows = (torch.tensor([row], device=engines.device()) for row in sequences)
-        return torch.cat([token_logps(model(row).logits, row).flatten().float().cpu() for row in rows])
+        return torch.cat([_next_token(model(row).logits[0], row[0]).cpu() for row in rows])
+
+
+def _next_token(logits: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    return logits[:-1].float().log_softmax(-1).gather(1, row[1:, None]).squeeze(1)
 
 
 @contextmanager

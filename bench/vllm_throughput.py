@@ -104,8 +104,12 @@ def run(case: str, layers: int, batches: list[int], repeats: int) -> dict[str, A
             break
         result |= passes[line.strip()]()
         result["peak_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2) if torch.cuda.is_available() else 0.0
-        print("DONE " + json.dumps(result), flush=True)
+        _say("DONE", result)
     return result
+
+
+def _say(word: str, result: dict[str, Any]) -> None:
+    print(f"{word} {json.dumps(result)}", flush=True)
 
 
 def _start(arm: Arm, layers: int, batches: list[int]) -> Any:
@@ -207,8 +211,12 @@ def _expert(base: str, parts: dict[str, Tensor], packed: bool) -> Iterator[tuple
 
 def measured(llm: Any, batches: list[int], repeats: int) -> dict[str, Any]:
     """Output tokens a second: equal requests of each batch size, and one mixed load; medians after one warm-up."""
-    result = {str(batch): _rate(llm, *_equal(batch), repeats) for batch in batches}
-    return {"tokens_per_s": {**result, "mixed": _rate(llm, *_mixed(), max(1, repeats - 1), warm=False)}}
+    rates: dict[str, float] = {}
+    for batch in batches:
+        rates[str(batch)] = _rate(llm, *_equal(batch), repeats)
+        _say("SOME", {"tokens_per_s": rates})
+    rates["mixed"] = _rate(llm, *_mixed(), max(1, repeats - 1), warm=False)
+    return {"tokens_per_s": rates}
 
 
 def _equal(batch: int) -> tuple[list[list[int]], list[int]]:
