@@ -191,7 +191,7 @@ def _faked(block: fake_quant.WeightBlock, rows: Rows) -> Ready:
 
 def _outer(device: str) -> tuple[Case, ...]:
     def ready(rows: Rows) -> Ready:
-        call = partial(quantize.outer_scale, rows.x) if device == "cuda" else lambda: rows.x.abs().amax() / 2688
+        call = partial(quantize.outer_scale, rows.x) if device == "cuda" else lambda: rows.x.abs().amax().float() / 2688
         return _ready(2.0 * rows.x.numel(), call, lambda got: checks.unequal(got.float(), rows.outer))
 
     return (

@@ -7,12 +7,13 @@ correctness check that ran), `absent` (a peer that is not installed here), `skip
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from quads.compare.records import SCHEMA, Record, Records, RecordsError
+from quads.compare.records import SCHEMA, Record, Records, RecordsError, write_atomically
 
 FILE = "results.jsonl"
 LABELS = ("measured", "modelled")
@@ -156,6 +157,13 @@ class ResultsFile:
     def append(self, entry: Result | Record) -> None:
         """Add one line durably."""
         self._records.append(entry.record() if isinstance(entry, Result) else entry)
+
+    def replace_modelled(self, modelled: Iterable[Result]) -> int:
+        """Put `modelled` in the place of what was modelled before, in one write; returns how many they are."""
+        lines = [r for r in self._records.read() if r.get("label") != "modelled"]
+        new = [{"schema": SCHEMA, **result.record()} for result in modelled]
+        write_atomically(self.path, "".join(json.dumps(r, allow_nan=False) + "\n" for r in (*lines, *new)).encode())
+        return len(new)
 
     def records(self, kind: str = "") -> list[Record]:
         """Lines of one kind, or all. FileNotFoundError where there is no such file."""

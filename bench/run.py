@@ -12,10 +12,9 @@ import importlib
 import importlib.util
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -181,10 +180,9 @@ class _Job:
             self.absent.add(key)
         self.file.append(record)
         self.counts[kind] = self.counts.get(kind, 0) + 1
-        if isinstance(line, Result) and line.op == "ceiling" and line.label == "measured":
+        if isinstance(line, Result) and line.op == "ceiling":
             self.ceilings = self.ceilings.joined(line)
-        if not (isinstance(line, Result) and line.label == "modelled"):
-            self.console.print(_printed(record), soft_wrap=True)
+        self.console.print(_printed(record), soft_wrap=True)
 
     def skip_other_devices(self) -> None:
         """Name the operations that only a GPU runs, where there is none."""
@@ -195,12 +193,12 @@ class _Job:
                 self._write({"kind": "skipped", "case": f"{op} on a GPU", "why": reason})
 
     def model(self) -> None:
-        """Append what the roofline model says of chips that are not here."""
-        if importlib.util.find_spec("quads.bench.model") is None:
-            return
+        """What the roofline model says of chips that are not here, in the light of what was measured."""
+        from quads.bench import model
+
         try:
-            for line in _predictions(self.file.path.parent):
-                self._write(line)
+            count = self.file.replace_modelled(model.predictions(self.config.out))
+            self.console.print(f"{count} modelled results for other chips")
         except Exception as error:  # measured results stand without it
             self._write({"kind": "failed", "case": "model", "why": one_line(error)})
 
@@ -222,11 +220,6 @@ class _Job:
             f" in {seconds:.0f} s: {self.file.path}"
         )
         return Outcome(c["result"], c["failed"], c["skipped"], c["absent"])
-
-
-def _predictions(folder: Path) -> Iterator[Result]:
-    model: Any = importlib.import_module("quads.bench.model")
-    yield from model.predictions(folder)
 
 
 def _printed(record: Record) -> str:

@@ -17,6 +17,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
@@ -46,8 +47,17 @@ class Runner(Protocol):
 
     method: str
 
+    def active(self) -> AbstractContextManager[Any]:
+        """Where `prepare` and `call` happen: the runner's own CUDA stream."""
+
+    def prepare(self) -> None:
+        """Clear the caches, without waiting for it."""
+
+    def call(self, turn: int) -> None:
+        """One call; `turn` chooses the inputs."""
+
     def sample(self, turn: int) -> float:
-        """Seconds of one call; `turn` chooses the inputs."""
+        """Seconds of one call."""
 
     def in_a_row(self, monitor: Monitor) -> InARow:
         """Seconds and joules of a call among others."""
@@ -63,9 +73,18 @@ class CpuRunner:
         self.method = "CPU time, one thread" if single else f"wall-clock time, {torch.get_num_threads()} threads"
         calls[0]()
 
+    def active(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def prepare(self) -> None:
+        """Nothing: a CPU's caches hold what they hold in use."""
+
+    def call(self, turn: int) -> None:
+        self._calls[turn % len(self._calls)]()
+
     def sample(self, turn: int) -> float:
         start = self._clock()
-        self._calls[turn % len(self._calls)]()
+        self.call(turn)
         return self._clock() - start
 
     def in_a_row(self, monitor: Monitor) -> InARow:
@@ -78,12 +97,24 @@ def flush_buffer() -> torch.Tensor:
     return torch.empty(2**28, dtype=torch.uint8, device="cuda")
 
 
+class Moment:
+    """A point of the current CUDA stream; later - earlier is seconds, and waits for the later one."""
+
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record()
+
+    def __sub__(self, earlier: Moment) -> float:
+        self._event.synchronize()
+        return earlier._event.elapsed_time(self._event) * 1e-3
+
+
 class CudaRunner:
     """Calls on the current CUDA device, as graphs or directly."""
 
     def __init__(self, calls: Sequence[Call], *, graph: bool = True) -> None:
         self._stream = torch.cuda.Stream()
-        for call in calls[:1] if graph else calls:
+        for call in calls:
             call()
         torch.cuda.synchronize()
         self._alone = [self._captured([call]) for call in calls] if graph else list(calls)
@@ -91,31 +122,32 @@ class CudaRunner:
         self._count = len(calls) if graph else 1
         self.method = ("CUDA graph" if graph else "direct call") + ", events, L2 cleared"
 
+    def active(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._stream)
+
+    def prepare(self) -> None:
+        flush_buffer().zero_()
+
+    def call(self, turn: int) -> None:
+        self._alone[turn % len(self._alone)]()
+
     def sample(self, turn: int) -> float:
-        with torch.cuda.stream(self._stream):
-            flush_buffer().zero_()
-        return self._span(self._alone[turn % len(self._alone)])
+        with self.active():
+            self.prepare()
+            return _span(lambda: self.call(turn))
 
     def in_a_row(self, monitor: Monitor) -> InARow:
-        once = statistics.median(self._span(self._together) for _ in range(3))
-        repeats = max(3, math.ceil(IN_A_ROW_SECONDS / max(once, 1e-6)))
-        before = monitor.joules()
-        seconds = self._span(lambda: [self._together() for _ in range(repeats)]) / repeats
-        after = monitor.joules()
+        with self.active():
+            once = statistics.median(_span(self._together) for _ in range(3))
+            repeats = max(3, math.ceil(IN_A_ROW_SECONDS / max(once, 1e-6)))
+            before = monitor.joules()
+            seconds = _span(lambda: [self._together() for _ in range(repeats)]) / repeats
+            after = monitor.joules()
         joules = (after - before) / (repeats * self._count) if before and after else None
         return InARow(seconds / self._count, joules)
 
-    def _span(self, work: Call) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        with torch.cuda.stream(self._stream):
-            start.record()
-            work()
-            end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e-3
-
     def _captured(self, calls: Sequence[Call]) -> Call:
-        with torch.cuda.stream(self._stream):
+        with self.active():
             for call in calls:
                 call()
             torch.cuda.synchronize()
@@ -124,6 +156,12 @@ class CudaRunner:
                 for call in calls:
                     call()
         return graph.replay
+
+
+def _span(work: Call) -> float:
+    start = Moment()
+    work()
+    return Moment() - start
 
 
 def runner(calls: Sequence[Call], device: str, *, graph: bool = True) -> Runner:
@@ -147,6 +185,11 @@ def rounds(runners: Sequence[Runner], most: int = ROUNDS, seconds: float = SECON
         for own, r in reversed(pairs) if turn % 2 else pairs:
             own.append(r.sample(turn))
     return samples
+
+
+def rounds_for(once: float, seconds: float = SECONDS) -> int:
+    """Rounds of a case whose call takes `once` seconds."""
+    return max(FEWEST, min(ROUNDS, int(seconds / max(once, 1e-9))))
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:

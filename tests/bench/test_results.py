@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,11 @@ def test_an_unknown_label_is_refused() -> None:
 def test_a_folder_without_results_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="quads bench run"):
         ResultsFile(tmp_path).records()
+
+
+def test_what_was_modelled_before_is_replaced_and_what_was_measured_stays(tmp_path: Path) -> None:
+    file = ResultsFile(tmp_path)
+    file.append(GEMM)
+    for seconds in (1.0, 2.0):
+        assert file.replace_modelled([replace(GEMM, label="modelled", seconds=seconds, chip="B200")]) == 1
+    assert [(r.label, r.seconds) for r in file.results()] == [("measured", 2e-5), ("modelled", 2.0)]
