@@ -251,7 +251,6 @@ def _rate(llm: Any, prompts: list[list[int]], lengths: list[int], repeats: int, 
 
 def refitted(llm: Any, arm: Arm, layers: int) -> dict[str, Any]:
     """Seconds of the second and third of three refits (A, B, A) from tensors of the GPU, and whether both A agree."""
-    from quads.integrations.vllm import refit
     from quads.integrations.vllm_plugin.logprobs import teacher_forced
 
     prompts = [[7 * i + j for j in range(32)] for i in range(8)]
@@ -261,7 +260,7 @@ def refitted(llm: Any, arm: Arm, layers: int) -> dict[str, Any]:
             weights = list(checkpoint(layers, seed, packed=arm.packed))
             _wait()
             started = time.perf_counter()
-            refit(llm, weights)
+            _refit(llm, arm, weights)
             _wait()
             seconds.append(round(time.perf_counter() - started, 3))
             seen.append(torch.cat(teacher_forced(llm, prompts, together=False)))
@@ -274,6 +273,16 @@ def refitted(llm: Any, arm: Arm, layers: int) -> dict[str, Any]:
         "ab_differ": float((seen[0] - seen[1]).abs().mean()),
         "finite": bool(seen[0].isfinite().all()),
     }
+
+
+def _refit(llm: Any, arm: Arm, weights: list[tuple[str, Tensor]]) -> None:
+    """The plugin's transaction, or vLLM's own reload for the peers."""
+    if arm.recipe:
+        from quads.integrations.vllm import refit
+
+        refit(llm, weights)
+    else:
+        llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
 
 
 def _wait() -> None:

@@ -69,7 +69,7 @@ def _quantize(x: Tensor, name: str, *, shared: bool) -> Fp8Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, groups = GROUP if shared else 16, -(-x.shape[1] // GROUP)
     codes = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
-    scales = torch.empty(-(-x.shape[0] // rows) if shared else x.shape[0], groups, device=x.device)
+    scales = torch.empty(-(-x.shape[0] // rows) if shared else x.shape[0], groups, dtype=torch.float32, device=x.device)
     if x.shape[0]:
         fp8_quantize_kernel[(-(-x.shape[0] // rows), groups)](
             x, codes, scales, x.shape[0], x.shape[1], x.stride(0), groups, ROWS=rows, SHARED=shared,

@@ -166,7 +166,8 @@ def _tensor_amax(rows: Tensor) -> Tensor:
 
 def empty_outer(rows: Tensor, granularity: Granularity) -> Tensor:
     """Uninitialised outer scale of the right shape, for a kernel to fill."""
-    return torch.empty(() if granularity == "tensor" else (rows.shape[0], 1), device=rows.device)
+    shape = () if granularity == "tensor" else (rows.shape[0], 1)
+    return torch.empty(shape, dtype=torch.float32, device=rows.device)
 
 
 def as_rows(x: Tensor, name: str = "x") -> Tensor:

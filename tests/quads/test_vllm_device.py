@@ -94,6 +94,9 @@ def test_a_static_list_is_kept_in_its_storage_until_it_is_refreshed() -> None:
     listed.end_of_rollout()
     rows.operand(inputs() * torch.tensor([9.0] * 48 + [1.0] * 48).bfloat16(), calibrate=True)
     assert listed.blocks.tolist() == [0, 1, 2]
+    rows.forget_warm_up()
+    rows.operand(inputs() * torch.tensor([1.0] * 48 + [9.0] * 48).bfloat16(), calibrate=True)
+    assert listed.blocks.tolist() == [3, 4, 5]
     assert listed.blocks.data_ptr() == at
 
 

@@ -29,7 +29,7 @@ class BlockList:
     def __init__(self, recipe: Recipe, k: int, seed: int, device: torch.device) -> None:
         self.recipe, self.total, self.seed = recipe, k // BLOCK, seed
         self.blocks = torch.arange(recipe.rac_blocks(k), dtype=torch.int32, device=device)
-        self.chosen = recipe.rac_scope != "static"
+        self.forget()
         self._age = 0
         self._draw()
 
@@ -38,12 +38,16 @@ class BlockList:
         self.blocks.copy_(blocks)
         self.chosen = True
 
+    def forget(self) -> None:
+        """Have a static selection chosen anew at the next call that may."""
+        self.chosen = self.recipe.rac_scope != "static"
+
     def end_of_rollout(self) -> None:
         """Count a rollout; after `rac_refresh` of them a static list is chosen anew and a random one drawn anew."""
         self._age += 1
         if self._age >= self.recipe.rac_refresh:
             self._age, self.seed = 0, self.seed + 1_000_003
-            self.chosen = self.recipe.rac_scope != "static"
+            self.forget()
             self._draw()
 
     def _draw(self) -> None:
@@ -60,6 +64,11 @@ class Activations:
         listed = self.count and recipe.rac_scope in _LISTED
         self.list = BlockList(recipe, k, seed, device) if listed else None
         self.every = torch.arange(k // BLOCK, dtype=torch.int32, device=device)
+
+    def forget_warm_up(self) -> None:
+        """A CUDA graph is being captured: what was chosen so far came from the dummy tokens of its warm-up."""
+        if self.list is not None:
+            self.list.forget()
 
     def operand(self, x: Tensor, *, calibrate: bool = False) -> tuple[Quantized, Tensor | None]:
         """(quantised [M, K + extra], blocks that the extra columns repeat); `calibrate` may choose a static list."""

@@ -64,7 +64,10 @@ class LayerProduct:
         from quads.integrations.vllm_plugin.device import Activations
 
         if self._activations is None:
-            self._activations = Activations(self.recipe, k, self.seed, device)
+            with torch.inference_mode(False):  # vLLM runs under it, and a refit, which does not, writes these buffers
+                self._activations = Activations(self.recipe, k, self.seed, device)
+        if torch.cuda.is_current_stream_capturing():
+            self._activations.forget_warm_up()
         return self._activations
 
     def new_weights(self) -> None:
