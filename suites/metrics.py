@@ -7,7 +7,7 @@ sampled; `outcome/...` what training led to; `throughput/...` speed. All run met
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -47,8 +47,9 @@ class RunMetric:
         return run.evaluated() if self.evaluated else run.trained()
 
     def sample(self, runs: dict[int, Run], seeds: tuple[int, ...], step: int) -> Sample:
-        """Seed -> values at `step`."""
-        return {seed: self.read(runs[seed].until(step)) for seed in seeds}
+        """Seed -> values at `step`; a seed whose run failed before its first record has none."""
+        cut = {seed: runs[seed].until(step) for seed in seeds}
+        return {seed: self.read(run) for seed, run in cut.items() if (run.evals if self.evaluated else run.steps)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,22 +90,23 @@ def check(name: str) -> None:
     _known(name, {**RUN, **PROBE})
 
 
-def fifth(records: tuple[Record, ...], key: str, *, last: bool) -> float:
+def fifth(records: Sequence[Record], key: str, *, last: bool) -> float:
     """Mean of `key` over the last or first fifth of the steps."""
     count = max(1, len(records) // FIFTHS)
     return float(np.mean(column(records[-count:] if last else records[:count], key)))
 
 
-def column(records: tuple[Record, ...], key: str) -> np.ndarray:
+def column(records: Sequence[Record], key: str) -> np.ndarray:
     """One key of all records, float64."""
     return np.array([record[key] for record in records], dtype=np.float64)
 
 
 def collapsed(run: Run) -> Collapse | None:
-    """Where the run collapsed by the stated rule (quads.suites.collapse)."""
+    """Where the run collapsed by the stated rule (quads.suites.collapse), or stopped being finite."""
     steps, evals = column(run.steps, "step"), column(run.evals, "step")
     reward, gap = (Series(steps, column(run.steps, key)) for key in ("reward/mean", "gap/mean"))
-    return collapse.find(reward, gap, Series(evals, column(run.evals, "eval/accuracy")))
+    found = collapse.find(reward, gap, Series(evals, column(run.evals, "eval/accuracy")))
+    return found or (Collapse(run.failure["step"], "not finite") if run.failure else None)
 
 
 def digits(record: Record, key: str) -> np.ndarray:
@@ -117,7 +119,7 @@ def growth(run: Run) -> float:
     return fifth(run.steps, "gap/mean", last=True) - fifth(run.steps, "gap/mean", last=False)
 
 
-def weighted(records: tuple[Record, ...], key: str) -> float:
+def weighted(records: Sequence[Record], key: str) -> float:
     """Mean of `key` over all tokens of the steps."""
     return float(np.average(column(records, key), weights=column(records, "gap/tokens")))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from quads.compare.records import Record
 from quads.suites import metrics
 from quads.suites.metrics import column, fifth, weighted
 from quads.suites.results import Arms, Meeting, Results, Run, meet, name_of
@@ -111,7 +114,7 @@ def learned(cell: str, arms: Arms) -> Learned:
 
 def outcome(cell: str, arm: str, runs: dict[int, Run], last_step: int) -> Outcome:
     """Outcome of one arm whose complete runs have `last_step` steps."""
-    met = meet([runs], Run.trained) or Meeting(0, tuple(runs), ())
+    met = meet([runs], Run.trained) or Meeting((0,), tuple(runs), ())
     cut = {seed: runs[seed].until(met.step) for seed in met.seeds}
     records = tuple(record for run in cut.values() for record in run.steps)
     return Outcome(
@@ -134,22 +137,22 @@ def outcome(cell: str, arm: str, runs: dict[int, Run], last_step: int) -> Outcom
         collapsed=tuple(_collapses(runs)),
         rollout_tokens_per_s=_median(records, "throughput/rollout_tokens_per_s"),
         step_tokens_per_s=_median(records, "throughput/step_tokens_per_s"),
-        memory_gib=max((record["memory/peak_gib"] for record in records if "memory/peak_gib" in record), default=None),
+        memory_gib=max((record["memory/max_gib"] for record in records if "memory/max_gib" in record), default=None),
     )
 
 
 def curve(cell: str, arm: str, runs: dict[int, Run]) -> Curve:
-    """Curves over the steps that every run of the arm reached that was not left behind."""
+    """Curves over the steps that every run of the arm reached that was not left behind; a failed run ends earlier."""
     met = meet([runs], Run.trained)
     if met is None:
         return Curve(cell=cell, arm=arm, accuracy=_accuracy_curve(runs))
-    cut = [runs[seed].until(met.step).steps for seed in met.seeds]
-    means = {
-        name: tuple(float(value) for value in np.mean([column(steps, key) for steps in cut], axis=0))
-        for name, key in _CURVES.items()
-    }
-    steps = tuple(int(step) for step in column(cut[0], "step"))
-    return Curve(cell=cell, arm=arm, steps=steps, accuracy=_accuracy_curve(runs), **means)
+    at: dict[int, list[Record]] = defaultdict(list)
+    for seed in met.seeds:
+        for record in runs[seed].until(met.step).steps:
+            at[record["step"]].append(record)
+    steps = sorted(at)
+    means = {name: tuple(float(column(at[step], key).mean()) for step in steps) for name, key in _CURVES.items()}
+    return Curve(cell=cell, arm=arm, steps=tuple(steps), accuracy=_accuracy_curve(runs), **means)
 
 
 def of(results: Results, cell: str) -> dict[str, dict[int, Run]]:
@@ -167,10 +170,9 @@ def _accuracy_curve(runs: dict[int, Run]) -> Points:
     met = meet([runs], metric.has)
     if met is None:
         return Points()
-    steps = sorted(frozenset.intersection(*(metric.has(runs[seed]) for seed in met.seeds)))
-    points = [estimate(interval(matrix(metric.sample(runs, met.seeds, step)))) for step in steps]
+    points = [estimate(interval(matrix(metric.sample(runs, met.seeds, step)))) for step in met.steps]
     return Points(
-        steps=tuple(steps),
+        steps=met.steps,
         value=tuple(point.value for point in points),
         low=tuple(point.low for point in points),
         high=tuple(point.high for point in points),
@@ -180,7 +182,8 @@ def _accuracy_curve(runs: dict[int, Run]) -> Points:
 def _read(runs: dict[int, Run], name: str) -> Estimate:
     metric = metrics.run_metric(name)
     met = meet([runs], metric.has)
-    return estimate(interval(matrix(metric.sample(runs, met.seeds, met.step)))) if met else Estimate(value=None)
+    sample = metric.sample(runs, met.seeds, met.step) if met else {}
+    return estimate(interval(matrix(sample))) if sample else Estimate(value=None)
 
 
 def _edge(cut: dict[int, Run], *, last: bool) -> Estimate:
@@ -190,7 +193,7 @@ def _edge(cut: dict[int, Run], *, last: bool) -> Estimate:
     return estimate(interval(matrix(values))) if values else Estimate(value=None)
 
 
-def _median(records: tuple[dict[str, Any], ...], key: str) -> float | None:
+def _median(records: Sequence[Record], key: str) -> float | None:
     return float(np.median(column(records, key))) if records else None
 
 

@@ -19,20 +19,27 @@ FURTHEST = 0.5  # a run that has not reached this share of what others reached i
 
 @dataclass(frozen=True)
 class Run:
-    """One arm and seed of a cell: records of training steps and of evaluations, in order, a step once."""
+    """One arm and seed of a cell: records of training steps and of evaluations, in order, a step once.
+
+    failure: the record of a run that ended because something stopped being finite. It is not left out, for that would
+    hide the worst: it counts as collapsed, and from there on as solving nothing.
+    """
 
     arm: str
     seed: int
     steps: tuple[Record, ...] = ()
     evals: tuple[Record, ...] = ()
+    failure: Record | None = None
 
     def until(self, step: int) -> Run:
         """The run as it was at `step`."""
-        return dataclasses.replace(
-            self,
-            steps=tuple(record for record in self.steps if record["step"] <= step),
-            evals=tuple(record for record in self.evals if record["step"] <= step),
-        )
+        evals = tuple(record for record in self.evals if record["step"] <= step)
+        if self.failure is None or self.failure["step"] > step:
+            failure = None
+        else:
+            failure, evals = self.failure, (*evals, _nothing_solved(evals[0], step)) if evals else ()
+        steps = tuple(record for record in self.steps if record["step"] <= step)
+        return dataclasses.replace(self, steps=steps, evals=evals, failure=failure)
 
     def trained(self) -> frozenset[int]:
         """Steps that have a training record."""
@@ -48,11 +55,16 @@ Arms = dict[str, dict[int, Run]]  # recipe name -> seed -> run
 
 @dataclass(frozen=True)
 class Meeting:
-    """The last step that all runs of `seeds` have, and the seeds that were too far behind to wait for."""
+    """The steps that all runs of `seeds` have, and the seeds that were too far behind to wait for."""
 
-    step: int
+    steps: tuple[int, ...]
     seeds: tuple[int, ...]
     behind: tuple[int, ...]
+
+    @property
+    def step(self) -> int:
+        """The last of them."""
+        return self.steps[-1]
 
 
 @dataclass(frozen=True)
@@ -108,14 +120,27 @@ def meet(arms: Iterable[dict[int, Run]], has: Callable[[Run], frozenset[int]]) -
     """
     runs = list(arms)
     seeds = sorted(set.intersection(*(set(arm) for arm in runs))) if runs else []
-    shared = {seed: frozenset.intersection(*(has(arm[seed]) for arm in runs)) for seed in seeds}
+    every = frozenset[int]().union(*(has(run) for arm in runs for run in arm.values()))
+    shared = {seed: frozenset.intersection(*(_counted(arm[seed], has, every) for arm in runs)) for seed in seeds}
     furthest = max((max(steps) for steps in shared.values() if steps), default=None)
     if furthest is None:
         return None
     kept = [seed for seed in seeds if shared[seed] and max(shared[seed]) >= FURTHEST * furthest]
     common = frozenset.intersection(*(shared[seed] for seed in kept))
     behind = sorted({seed for arm in runs for seed in arm} - set(kept))
-    return Meeting(max(common), tuple(kept), tuple(behind)) if common else None
+    return Meeting(tuple(sorted(common)), tuple(kept), tuple(behind)) if common else None
+
+
+def _counted(run: Run, has: Callable[[Run], frozenset[int]], every: frozenset[int]) -> frozenset[int]:
+    """Steps of the run; all steps from its failure on, which nobody need wait for."""
+    late = frozenset(step for step in every if run.failure and step >= run.failure["step"])
+    return has(run) | late
+
+
+def _nothing_solved(like: Record, step: int) -> Record:
+    record: Record = {**like, "step": step, "eval/accuracy": 0.0, "eval/trainer_accuracy": 0.0}
+    digits = [key for key in ("eval/correct", "eval/trainer_correct") if key in like]
+    return record | {key: "0" * len(like[key]) for key in digits}
 
 
 def name_of(arm: str) -> str:
@@ -129,15 +154,17 @@ def places(policy: str, outliers: str, reference: str) -> str:
 
 
 def _cell(folder: Path, noted: list[str]) -> Arms:
-    runs: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
-    evals: dict[tuple[str, int], dict[int, Record]] = defaultdict(dict)
-    for name, table in (("runs.jsonl", runs), ("evals.jsonl", evals)):
-        for record in _records(folder / name, noted):
-            table[record["arm"], record["seed"]][record["step"]] = record
+    tables: dict[str, dict[tuple[str, int], dict[int, Record]]] = {}
+    for name in ("runs", "evals", "failures"):
+        tables[name] = defaultdict(dict)
+        for record in _records(folder / f"{name}.jsonl", noted):
+            tables[name][record["arm"], record["seed"]][record["step"]] = record
     arms: Arms = defaultdict(dict)
-    for arm, seed in sorted(runs.keys() | evals.keys()):
-        trained, measured = (tuple(t[arm, seed][step] for step in sorted(t[arm, seed])) for t in (runs, evals))
-        arms[arm][seed] = Run(arm, seed, trained, measured)
+    for arm, seed in sorted(tables["runs"].keys() | tables["evals"].keys()):
+        steps, evals, failures = (
+            tuple(of[arm, seed][step] for step in sorted(of[arm, seed])) for of in tables.values()
+        )
+        arms[arm][seed] = Run(arm, seed, steps, evals, failures[0] if failures else None)
     return dict(arms)
 
 

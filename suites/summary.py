@@ -150,7 +150,13 @@ def summarize(results: Results) -> Summary:
         probe_comparisons=tuple(_probe_comparison(c) for c in compared if c.pair.metric.startswith("probe/")),
         layers=tuple(_layers(results.layers)),
         hypotheses=tuple(_verdict(verdicts.judge(h, results, believed)) for h in suite.hypotheses),
-        noted=(*results.noted, *_unfinished(results, ends, last), *_behind(compared), *_reward_errors(results)),
+        noted=(
+            *results.noted,
+            *_unfinished(results, ends, last),
+            *_behind(compared),
+            *_failures(results),
+            *_reward_errors(results),
+        ),
     )
 
 
@@ -245,6 +251,14 @@ def _behind(compared: list[Compared]) -> Iterable[str]:
     found = {(c.pair.where, seed) for c in compared for seed in c.behind}
     for where, seed in sorted(found):
         yield f"{where}: seed {seed} was left out of comparisons whose other seeds were more than twice as far"
+
+
+def _failures(results: Results) -> Iterable[str]:
+    for cell, arms in results.cells.items():
+        for run in (run for runs in arms.values() for run in runs.values()):
+            if run.failure:
+                why = f"step {run.failure['step']} ({run.failure['failed']})"
+                yield f"{cell}: {run.arm} seed {run.seed} ended at {why}: counted as collapsed, solving nothing after"
 
 
 def _reward_errors(results: Results) -> Iterable[str]:

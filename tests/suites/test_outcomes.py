@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from quads.suites import outcomes, results
 from quads.suites.outcomes import Outcome
 from quads.suites.results import Results
-from tests.suites.made_results import ARMS, Made, write
+from tests.suites.made_results import ARMS, Made, append, write
 
 
 def loaded(out: Path, arms: dict[str, Made] = ARMS) -> Results:
@@ -76,3 +77,25 @@ def _ends(points: outcomes.Points) -> list[list[float]]:
 def test_arms_come_in_the_order_of_the_suite(tmp_path: Path) -> None:
     found = loaded(tmp_path, {name: ARMS[name] for name in ("quads", "bf16", "nvfp4")})
     assert list(outcomes.of(found, "plain")) == ["quads", "bf16", "nvfp4"]
+
+
+def test_a_run_that_failed_counts_as_collapsed_and_as_solving_nothing(tmp_path: Path) -> None:
+    out = write(tmp_path, ARMS)
+    cut(out / "plain", "nvfp4", seed=1, after=25)
+    append(out / "plain" / "failures.jsonl", [{"schema": 1, "arm": "nvfp4", "seed": 1, "step": 26, "failed": "NaN"}])
+    found = results.load(out)
+    nvfp4 = outcome(found, "nvfp4")
+    assert nvfp4.seeds == (0, 1, 2, 3) and nvfp4.steps == 60
+    assert {"seed": 1, "step": 26, "rule": "not finite"} in nvfp4.collapsed
+    others = [found.cells["plain"]["nvfp4"][seed].evals[-1]["eval/accuracy"] for seed in (0, 2, 3)]
+    assert nvfp4.accuracy.value == pytest.approx(sum(others) / 4)
+    curve = outcomes.curve("plain", "nvfp4", found.cells["plain"]["nvfp4"])
+    assert len(curve.reward) == 60 and curve.accuracy.steps[-1] == 60
+
+
+def cut(folder: Path, arm: str, seed: int, after: int) -> None:
+    """Drop the records of one run that are later than a step."""
+    for path in (folder / "runs.jsonl", folder / "evals.jsonl"):
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        path.unlink()
+        append(path, [r for r in records if not ((r["arm"], r["seed"]) == (arm, seed) and r["step"] > after)])
