@@ -61,7 +61,7 @@ def html(summary: Numbers, stamp: Numbers) -> str:
             "probe": _colors(look, [row["arm"] for row in summary["probe"] if ":" not in row["arm"]]),
         },
         verdicts=counts(summary),
-        choices={"cell": [(cell, cell) for cell in cells], **report_probe.choices(summary)},
+        choices={"cell": [(cell, cell) for cell in cells], "overview": tables.OVERVIEWS, **report_probe.choices(summary)},
         places=report_probe.places(summary),
         outcome_figures=list(report_outcomes.figures(summary, look)),
         probe_figures=list(report_probe.figures(summary, look)),

@@ -29,7 +29,7 @@ RULES = {  # of quads.suites.collapse, in words
 
 def _collapsed(row: Numbers) -> str:
     fallen = len({entry["seed"] for entry in row["collapsed"]})
-    return f"{fallen} of {max(len(row['seeds']), row['finished'], fallen)}"
+    return f"{fallen} of {max(len(row['seeds']), row['finished'], fallen)}" if fallen else "none"
 
 
 _OUTCOMES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
@@ -57,6 +57,9 @@ _OVERVIEWS: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
     ("Mean gap during training", lambda row: interval(row["gap_mean"])),
     ("Collapsed seeds", _collapsed),
 )
+
+
+OVERVIEWS = [(title, title) for title, _ in _OVERVIEWS]
 
 
 def cells(summary: Numbers) -> list[str]:
