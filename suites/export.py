@@ -17,13 +17,13 @@ CELL = "cell"  # the column that says which comparison a record is of
 
 
 def write(out: Path) -> list[Path]:
-    """Write runs, evals, probe and layers.parquet of the suite's folder `out`, as far as it has records.
+    """Write runs, evals, failures, probe and layers.parquet of the suite's folder `out`, as far as it has records.
 
     CannotRunHereError without pyarrow.
     """
     document = read_json(out / "suite.json")
     cells = [cell.name for cell in suite_from_dict(document.get("suite", document)).cells(out)]
-    tables = {name: _of_cells(out, cells, name) for name in ("runs", "evals")}
+    tables = {name: _of_cells(out, cells, name) for name in ("runs", "evals", "failures")}
     probe = Records(out / "probe.jsonl").read()
     tables["probe"] = [record for record in probe if record.get("kind", "probe") == "probe"]
     tables["layers"] = [record for record in probe if record.get("kind") == "layer"]

@@ -26,7 +26,7 @@ from scipy.stats import t as student
 CONFIDENCE, POWER = 0.95, 0.8
 RESAMPLES = 2000
 _NOTHING = 1e-100  # a spread whose square is lost
-_UNITS = (64, 256)  # as few and as many buckets as units are averaged into before they are resampled
+_UNITS = (64, 128)  # as few and as many buckets as units are averaged into before they are resampled
 
 Sample = Mapping[int, np.ndarray]
 
