@@ -1,0 +1,106 @@
+"""A group is measured case by case: wrong results are not timed, a failing case does not stop its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from quads.bench.cases import Case, Goal, Group, Ready
+from quads.bench.measure import Ceilings, measure
+from quads.bench.monitor import Monitor
+from quads.bench.results import Result
+
+
+def ready(call: Callable[[], Any] = lambda: None, **more: Any) -> Callable[[Any], Ready]:
+    return lambda _: Ready(calls=[call], bytes=100.0, flops=1000.0, peak="fp32", **more)
+
+
+def measured(*cases: Case, ceilings: Ceilings = Ceilings()) -> list[Any]:  # noqa: B008
+    group = Group(op="gemm", shape={"M": 1}, device="cpu", cases=cases, seconds=0.01)
+    return list(measure(group, Monitor(), ceilings, "stamp"))
+
+
+def case(name: str, make: Callable[[Any], Ready], **more: Any) -> Case:
+    return Case(numerics="nvfp4", implementation=name, ready=make, **more)
+
+
+def raises(_: Any) -> Ready:
+    raise RuntimeError("no kernel\nfor this shape")
+
+
+def counted(calls: list[int]) -> Callable[[], None]:
+    return lambda: calls.append(1)
+
+
+def wrong_bytes() -> float:
+    raise AssertionError("codes: 3 of 8 bytes differ")
+
+
+@pytest.mark.parametrize("check", [lambda: 1.5, lambda: float("nan"), wrong_bytes])
+def test_a_wrong_result_is_not_timed(check: Callable[[], float]) -> None:
+    calls: list[int] = []
+    (line,) = measured(case("ours", ready(counted(calls), check=check)))
+    assert line["kind"] == "failed"
+    assert "wrong result" in line["why"]
+    assert "not timed" in line["why"]
+    assert not calls
+
+
+def test_a_case_that_raises_is_one_line_and_the_others_go_on() -> None:
+    failed, result = measured(case("broken", raises), case("ours", ready()))
+    assert failed == {
+        "kind": "failed", "case": "gemm/nvfp4/broken/M=1", "why": "RuntimeError: no kernel for this shape"
+    }  # fmt: skip
+    assert isinstance(result, Result)
+
+
+def test_a_peer_that_is_not_installed_is_named_with_its_reason() -> None:
+    lines = measured(case("ours", ready()), case("peer", ready(), missing=lambda: "needs peer; it is not installed"))
+    assert lines[0] == {"kind": "absent", "peer": "peer", "op": "gemm", "why": "needs peer; it is not installed"}
+
+
+def test_inputs_that_cannot_be_made_fail_the_group_only() -> None:
+    group = Group(op="gemm", shape={"M": 1}, device="cpu", cases=(case("ours", ready()),), inputs=lambda: raises(None))
+    (line,) = measure(group, Monitor(), Ceilings(), "stamp")
+    assert (line["kind"], line["case"]) == ("failed", "gemm/M=1")  # type: ignore[index]
+
+
+def test_ratios_are_to_the_first_case() -> None:
+    first, second = measured(
+        case("ours", ready()), case("peer", ready(lambda: torch.randn(200, 200) @ torch.ones(200)))
+    )
+    assert first.against is None
+    assert second.against.case == "gemm/nvfp4/ours/M=1"
+    assert second.against.ratio > 1
+
+
+def test_without_the_first_case_there_is_no_ratio() -> None:
+    _, second = measured(case("broken", raises), case("peer", ready()))
+    assert second.against is None
+
+
+def test_shares_are_of_the_ceilings_of_the_run() -> None:
+    ceilings = Ceilings(copy=1e9, peaks=(("fp32", 1e10),))
+    (result,) = measured(case("ours", ready()), ceilings=ceilings)
+    assert result.share_of_copy == pytest.approx(100.0 / result.seconds / 1e9)
+    assert result.share_of_matrix_peak == pytest.approx(1000.0 / result.seconds / 1e10)
+
+
+def test_without_a_ceiling_there_is_no_share() -> None:
+    (result,) = measured(case("ours", ready()))
+    assert (result.share_of_copy, result.share_of_matrix_peak) == (None, None)
+
+
+@pytest.mark.parametrize(("bound", "met"), [({"at_least": 0.0}, True), ({"at_most": 0.0}, False)])
+def test_a_goal_is_held_against_the_ratio(bound: dict[str, float], met: bool) -> None:
+    goal = Goal(text="goal", **bound)
+    _, result = measured(case("ours", ready()), case("peer", ready(), goal=goal))
+    assert result.goal_met is met
+
+
+def test_a_goal_on_the_share_of_copy_is_undecided_without_the_ceiling() -> None:
+    (result,) = measured(case("ours", ready(), goal=Goal(text="fast", of="share_of_copy", at_least=0.9)))
+    assert result.goal_met is None

@@ -1,0 +1,55 @@
+"""`quads bench`: budgets, exit codes, and one line for bad input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quads.cli_bench import seconds
+
+
+def quads(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "quads.cli", "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("text", "value"), [("480", 480), ("90s", 90), ("8m", 480), ("1.5h", 5400), ("", None)])
+def test_a_budget_is_read_in_seconds_minutes_or_hours(text: str, value: float | None) -> None:
+    assert seconds(text) == value
+
+
+def test_a_budget_that_is_no_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="--budget 'soon' is no time"):
+        seconds("soon")
+
+
+def test_an_unknown_operation_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    run = quads("run", "--out", str(tmp_path / "out"), "--only", "gem")
+    assert run.returncode == 2
+    assert run.stderr.strip().startswith("quads: --only 'gem' is no operation (known: ceiling, gemm,")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wanted_gpu_that_is_missing_is_exit_code_3(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("needs a machine without a GPU")
+    run = quads("run", "--out", str(tmp_path), "--device", "cuda")
+    assert (run.returncode, run.stderr.strip()) == (3, "quads: --device cuda: torch finds no CUDA GPU here")
+
+
+def test_a_report_of_a_folder_without_results_is_exit_code_2(tmp_path: Path) -> None:
+    run = quads("report", str(tmp_path))
+    assert run.returncode == 2
+    assert "run `quads bench run" in run.stderr
+
+
+def test_one_operation_runs_from_the_command_line_and_leaves_results(tmp_path: Path) -> None:
+    run = quads("run", "--out", str(tmp_path), "--only", "outer_scale", "--quick", "--no-report", "--device", "cpu")
+    assert run.returncode == 0, run.stderr
+    assert "outer_scale/nvfp4/tensor/quads.emulation/M=256,K=1024" in run.stdout
+    assert (tmp_path / "results.jsonl").is_file()
