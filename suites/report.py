@@ -1,7 +1,8 @@
 """`quads suite report`: a suite's results as one self-contained HTML page for a reader who has not read the paper.
 
 Verdicts first, refuted and undecided as large as supported; then whether BF16 learned at all, the trained arms, the
-probe, the paper's figures beside ours, and the stamp. Reads OUT/summary.json and OUT/stamp.json.
+probe, the paper's figures beside ours, and the stamp. Reads OUT/summary.json,
+and OUT/stamp.json and OUT/suite.json where they are.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ class ReportError(ValueError):
 
 def write(out: Path) -> Path:
     """Write OUT/report.html of OUT/summary.json; returns its path. ReportError, CannotRunHereError without plotly."""
-    stamp = out / "stamp.json"
-    document = html(read_summary(out), read_json(stamp) if stamp.exists() else {})
+    stamp, suite = (read_json(path) if (path := out / name).exists() else {} for name in ("stamp.json", "suite.json"))
+    document = html(read_summary(out), stamp, suite.get("suite", {}))
     path = out / "report.html"
     write_atomically(path, document.encode())
     return path
 
 
-def html(summary: Numbers, stamp: Numbers) -> str:
-    """The page of a summary and its stamp (empty where there is none)."""
+def html(summary: Numbers, stamp: Numbers, suite: Numbers | None = None) -> str:
+    """The page of a summary, its stamp and the resolved suite (empty where there is none)."""
     arms = list(dict.fromkeys(row["arm"] for row in (*summary["outcomes"], *summary["probe"])))
     look = Look(arms)
     cells = tables.cells(summary)
@@ -54,6 +55,8 @@ def html(summary: Numbers, stamp: Numbers) -> str:
         f"quads suite: {summary['suite']}",
         summary=summary,
         cells=cells,
+        about={cell: tables.about(cell, suite or {}) for cell in cells},
+        run=tables.run_line(summary),
         words=words(),
         arms={arm: meaning(arm) for arm in arms},
         colors={
@@ -61,7 +64,11 @@ def html(summary: Numbers, stamp: Numbers) -> str:
             "probe": _colors(look, [row["arm"] for row in summary["probe"] if ":" not in row["arm"]]),
         },
         verdicts=counts(summary),
-        choices={"cell": [(cell, cell) for cell in cells], "overview": tables.OVERVIEWS, **report_probe.choices(summary)},
+        choices={
+            "cell": [(cell, cell) for cell in cells],
+            "overview": tables.OVERVIEWS,
+            **report_probe.choices(summary),
+        },
         places=report_probe.places(summary),
         outcome_figures=list(report_outcomes.figures(summary, look)),
         probe_figures=list(report_probe.figures(summary, look)),

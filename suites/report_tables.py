@@ -159,6 +159,31 @@ def learned_line(entry: Numbers) -> str:
     return f"BF16 did not learn (gain {gain}): this cell says nothing about accuracy."
 
 
+def about(cell: str, suite: Numbers) -> str:
+    """What sets a cell apart and what its author expected: `lr = 0.0003; corrections tis. Expected: ...`"""
+    for variant in suite.get("variants", []):
+        if cell == variant["name"] or cell.startswith(f"{variant['name']}+"):
+            parts = [f"{key} = {value}" for key, value in variant["settings"].items()]
+            corrections = cell.removeprefix(variant["name"]).strip("+")
+            parts += [f"corrections: {corrections.replace('+', ', ')}"] if corrections else []
+            expected = f" Expected: {variant['expect']}." if variant["expect"] else ""
+            return f"{'; '.join(parts)}.{expected}" if parts else expected.strip()
+    return ""
+
+
+_RUN = {
+    "task": "task {}", "start": "start model {}", "model": "model {}", "steps": "{} steps",
+    "prompts": "{} prompts a step", "samples": "{} samples a prompt", "lr": "learning rate {}", "held_out": "{} held-out problems",
+    "compute": "computed in {}", "engine": "rollout engine {}",
+}  # fmt: skip
+
+
+def run_line(summary: Numbers) -> str:
+    """The settings that a reader needs first, in words."""
+    settings = summary["settings"]
+    return ", ".join(words.format(settings[key]) for key, words in _RUN.items() if settings.get(key))
+
+
 def is_text(cell: str) -> bool:
     """Whether a cell holds words rather than a number, and reads better from the left."""
     return len(cell) > 40 or (" " in cell and cell[0].isalpha())

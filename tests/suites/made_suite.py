@@ -68,9 +68,18 @@ def made_suite(
     }  # fmt: skip
 
 
+SUITE: Numbers = {
+    "variants": [
+        {"name": "plain", "settings": {}, "expect": "every arm learns"},
+        {"name": "stress", "settings": {"lr": 3e-4}, "expect": ""},
+    ]
+}
+
+
 def write_suite(folder: Path, summary: Numbers, stamp: Numbers | None = STAMP) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "suite.json").write_text(json.dumps({"suite": SUITE, "identity": summary["identity"]}))
     if stamp is not None:
         (folder / "stamp.json").write_text(json.dumps(stamp))
     return folder

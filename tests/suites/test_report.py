@@ -15,7 +15,7 @@ from quads.suites import summary as summaries
 from quads.suites.outcomes import Curve, Estimate, Learned, Outcome, Points
 from quads.suites.report import ReportError
 from tests.suites import made_results
-from tests.suites.made_suite import STAMP, made_suite, write_suite
+from tests.suites.made_suite import STAMP, SUITE, made_suite, write_suite
 
 pytest.importorskip("plotly")
 
@@ -78,6 +78,13 @@ def test_refuted_and_undecided_claims_are_as_large_as_supported_ones_and_stand_b
 def test_settings_and_stamp_are_shown(page: str) -> None:
     assert "lr 0.0001" in text(page)
     assert "git.sha 0123456789abcdef" in text(page)
+
+
+def test_what_sets_a_cell_apart_and_what_was_expected_of_it_stand_beside_its_figures() -> None:
+    page = text(report.html(made_suite(cells=("plain", "stress+tis")), STAMP, SUITE))
+    assert "plain : Expected: every arm learns." in page
+    assert "stress+tis : lr = 0.0003; corrections: tis." in page
+    assert "Settings of every cell: 60 steps, learning rate 0.0001." in page
 
 
 def test_a_verdict_stands_beside_its_interval_detectable_difference_pairs_and_reason(page: str) -> None:
