@@ -172,10 +172,17 @@ def about(cell: str, suite: Numbers) -> str:
 
 
 _RUN = {
-    "task": "task {}", "start": "start model {}", "model": "model {}", "steps": "{} steps",
-    "prompts": "{} prompts a step", "samples": "{} samples a prompt", "lr": "learning rate {}", "held_out": "{} held-out problems",
-    "compute": "computed in {}", "engine": "rollout engine {}",
-}  # fmt: skip
+    "task": "task {}",
+    "start": "start model {}",
+    "model": "model {}",
+    "steps": "{} steps",
+    "prompts": "{} prompts a step",
+    "samples": "{} samples a prompt",
+    "lr": "learning rate {}",
+    "held_out": "{} held-out problems",
+    "compute": "computed in {}",
+    "engine": "rollout engine {}",
+}
 
 
 def run_line(summary: Numbers) -> str:
