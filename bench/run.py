@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from quads import provenance
-from quads.bench import cases, warm
+from quads.bench import cases, rollouts, warm
 from quads.bench.cases import Group
 from quads.bench.measure import Ceilings, checks, measure, one_line
 from quads.bench.monitor import Monitor
@@ -34,7 +34,11 @@ SOURCES = ("emulation", "kernels", "quads", "bench")
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """budget: seconds, None for no limit; only: operations (empty: all); workers: processes that compile beforehand."""
+    """What to measure.
+
+    budget: seconds, None for no limit; only: operations (empty: all); workers: processes that compile beforehand;
+    rollout: a vllm.json of bench/h200_vllm.py that was measured before.
+    """
 
     out: Path
     budget: float | None = None
@@ -43,6 +47,7 @@ class RunConfig:
     device: str = "auto"
     workers: int = 8
     report: bool = True
+    rollout: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class Outcome:
 def run(config: RunConfig, console: Console | None = None) -> Outcome:
     """Measure, model, report. ValueError for an unknown operation, CannotRunHereError where a wanted GPU is missing."""
     console = console or Console(highlight=False)
+    if config.rollout and not config.rollout.is_file():
+        raise FileNotFoundError(f"--rollout {config.rollout} does not exist")
     groups = [g for device in cases.devices(config.device) for g in _chosen(config, device)]
     config.out.mkdir(parents=True, exist_ok=True)
     job = _Job(config, console)
@@ -68,6 +75,7 @@ def run(config: RunConfig, console: Console | None = None) -> Outcome:
             progress.update(task, description=group.title)
             job.measure(group, monitor)
             progress.advance(task)
+    job.roll_out()
     job.skip_other_devices()
     job.model()
     job.report()
@@ -183,6 +191,22 @@ class _Job:
         if isinstance(line, Result) and line.op == "ceiling":
             self.ceilings = self.ceilings.joined(line)
         self.console.print(_printed(record), soft_wrap=True)
+
+    def roll_out(self) -> None:
+        """Rollouts in vLLM: those that were measured before, or run now where vLLM and the budget allow."""
+        wanted = not self.config.only or "rollout" in self.config.only
+        if not wanted or any(case.startswith("rollout/") for case in self.done):
+            return
+        given, left = self.config.rollout, self._left()
+        if given is None and (why := rollouts.missing(left)):
+            self._write({"kind": "skipped", "case": "rollout", "why": why})
+            return
+        try:
+            path = given or rollouts.run(self.config.out, left)
+            for line in rollouts.lines(path, self.stamp):
+                self._write(line)
+        except Exception as error:
+            self._write({"kind": "failed", "case": "rollout", "why": one_line(error)})
 
     def skip_other_devices(self) -> None:
         """Name the operations that only a GPU runs, where there is none."""

@@ -34,6 +34,10 @@ def run(
     quick: Annotated[bool, typer.Option(help="The first shape of each operation, no scaling.")] = False,
     device: Annotated[str, typer.Option(help="auto, cuda, cpu or all.")] = "auto",
     workers: Annotated[int, typer.Option(help="Processes that compile kernels beforehand on a GPU.")] = 8,
+    rollout: Annotated[
+        Path | None,
+        typer.Option(help="vllm.json of bench/h200_vllm.py; default: run it where vLLM is and time is left."),
+    ] = None,
     report: Annotated[bool, typer.Option(help="Write report.html and table.md at the end.")] = True,
 ) -> None:
     """Measure every case that this machine can run, check it first, and model the chips that are not here."""
@@ -41,7 +45,7 @@ def run(
 
     config = job.RunConfig(
         out=out, budget=seconds(budget), only=tuple(op for op in only.split(",") if op), quick=quick, device=device,
-        workers=workers, report=report,
+        workers=workers, report=report, rollout=rollout,
     )  # fmt: skip
     outcome = job.run(config)
     if not outcome.results and outcome.failed:
