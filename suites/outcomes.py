@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -90,9 +91,10 @@ class Curve:
     gap_max: tuple[float, ...] = ()
 
 
-def estimate(found: Interval) -> Estimate:
-    """The interval as JSON can hold it."""
-    return Estimate(value=finite(found.value), low=finite(found.low), high=finite(found.high))
+def estimate(found: Interval, least: float = -math.inf, most: float = math.inf) -> Estimate:
+    """The interval as JSON can hold it, cut to what the quantity can be."""
+    low, high = (None if math.isnan(end) else float(np.clip(end, least, most)) for end in (found.low, found.high))
+    return Estimate(value=finite(found.value), low=low, high=high)
 
 
 def finite(value: float) -> float | None:
@@ -170,7 +172,7 @@ def _accuracy_curve(runs: dict[int, Run]) -> Points:
     met = meet([runs], metric.has)
     if met is None:
         return Points()
-    points = [estimate(interval(matrix(metric.sample(runs, met.seeds, step)))) for step in met.steps]
+    points = [estimate(interval(matrix(metric.sample(runs, met.seeds, step))), 0, 1) for step in met.steps]
     return Points(
         steps=met.steps,
         value=tuple(point.value for point in points),
@@ -183,14 +185,15 @@ def _read(runs: dict[int, Run], name: str) -> Estimate:
     metric = metrics.run_metric(name)
     met = meet([runs], metric.has)
     sample = metric.sample(runs, met.seeds, met.step) if met else {}
-    return estimate(interval(matrix(sample))) if sample else Estimate(value=None)
+    most = 1.0 if name.startswith("outcome/") else math.inf
+    return estimate(interval(matrix(sample)), 0, most) if sample else Estimate(value=None)
 
 
 def _edge(cut: dict[int, Run], *, last: bool) -> Estimate:
     values: Sample = {
         seed: np.array([fifth(run.steps, "gap/mean", last=last)]) for seed, run in cut.items() if run.steps
     }
-    return estimate(interval(matrix(values))) if values else Estimate(value=None)
+    return estimate(interval(matrix(values)), 0) if values else Estimate(value=None)
 
 
 def _median(records: Sequence[Record], key: str) -> float | None:

@@ -207,7 +207,7 @@ def _probed(results: Results) -> Iterable[Probed]:
 
 def _estimated(metric: str, draws: dict[int, Record]) -> Estimate:
     sample = metrics.probe_metric(metric).sample(draws)
-    return estimate(interval(matrix(sample))) if sample else Estimate(value=None)
+    return estimate(interval(matrix(sample)), 0) if sample else Estimate(value=None)
 
 
 def _layers(records: tuple[Record, ...]) -> Iterable[Record]:

@@ -10,6 +10,7 @@ import pytest
 from quads.suites import outcomes, results
 from quads.suites.outcomes import Outcome
 from quads.suites.results import Results
+from quads.suites.statistics import Interval
 from tests.suites.made_results import ARMS, Made, append, write
 
 
@@ -99,3 +100,9 @@ def cut(folder: Path, arm: str, seed: int, after: int) -> None:
         records = [json.loads(line) for line in path.read_text().splitlines()]
         path.unlink()
         append(path, [r for r in records if not ((r["arm"], r["seed"]) == (arm, seed) and r["step"] > after)])
+
+
+def test_an_interval_ends_where_the_quantity_does() -> None:
+    wide = Interval(value=0.9, low=-0.5, high=2.3, pairs=2)
+    assert outcomes.estimate(wide, 0, 1) == outcomes.Estimate(value=0.9, low=0.0, high=1.0)
+    assert outcomes.estimate(Interval(value=0.9)) == outcomes.Estimate(value=0.9)
