@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import transformers
 
+from quads.gap import token_logps
 from quads.recipes import Recipe
+from quads.rollout import rollout_numerics
 
 os.environ.update(
     VLLM_CPU_KVCACHE_SPACE="1",
@@ -79,6 +81,28 @@ def stop(llm: Any) -> None:
 def addresses(llm: Any) -> dict[str, int]:
     """Where each parameter's storage lies."""
     return llm.apply_model(lambda m: {name: p.data_ptr() for name, p in m.named_parameters()})[0]
+
+
+@torch.no_grad()
+def emulated(trainer: Any, recipe: Recipe, sequences: list[list[int]]) -> torch.Tensor:
+    """Log-probabilities of the same policy without an engine.
+
+    Each sequence alone, as one prefill: the batch that a `batch` scope selects over is then the same.
+    """
+    with rollout_numerics(trainer, recipe):
+        rows = (torch.tensor([row]) for row in sequences)
+        return torch.cat([token_logps(trainer(row).logits, row).flatten() for row in rows])
+
+
+@torch.no_grad()
+def decoded(trainer: Any, recipe: Recipe, prompt: list[int], completion: list[int]) -> torch.Tensor:
+    """Log-probabilities of `completion` without an engine, token by token from a cache as an engine decodes it."""
+    with rollout_numerics(trainer, recipe):
+        output, logps = trainer(torch.tensor([prompt]), use_cache=True), []
+        for token in completion:
+            logps.append(output.logits[0, -1].float().log_softmax(-1)[token])
+            output = trainer(torch.tensor([[token]]), past_key_values=output.past_key_values, use_cache=True)
+    return torch.stack(logps)
 
 
 def tokens(rows: int = 6, length: int = 24, *, seed: int = 1) -> list[list[int]]:

