@@ -44,6 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     found = Calls()
     monkeypatch.setattr(cases, "catalogue", found.catalogue)
     monkeypatch.setattr(model, "predictions", lambda folder: iter(()))
+    monkeypatch.setattr(run.rollouts, "missing", lambda left: "needs vllm; it is not installed")
     return found
 
 
@@ -95,8 +96,8 @@ def test_other_sources_are_measured_again(tmp_path: Path, calls: Calls, monkeypa
 
 def test_a_spent_budget_skips_the_rest_and_says_so(tmp_path: Path, calls: Calls) -> None:
     outcome = run.run(config(tmp_path, budget=0.0), quiet())
-    assert (outcome.results, outcome.skipped) == (0, 3)
-    assert {line["why"] for line in lines(tmp_path, "skipped")} == {"budget of 0 s spent"}
+    assert (outcome.results, outcome.skipped) == (0, 4)
+    assert {line["why"] for line in lines(tmp_path, "skipped")[:3]} == {"budget of 0 s spent"}
 
 
 def test_no_speed_is_taken_while_an_operation_is_wrong(
@@ -145,7 +146,7 @@ def test_an_absent_peer_is_named_once(tmp_path: Path, calls: Calls, monkeypatch:
 def test_a_half_written_line_is_dropped_and_its_case_measured_again(tmp_path: Path, calls: Calls) -> None:
     run.run(config(tmp_path), quiet())
     path = tmp_path / "results.jsonl"
-    whole = [line for line in path.read_bytes().splitlines(keepends=True) if b'"modelled"' not in line]
+    whole = [line for line in path.read_bytes().splitlines(keepends=True) if b'"rollout"' not in line]
     path.write_bytes(b"".join(whole[:-1]) + whole[-1][:20])
     calls.made.clear()
     run.run(config(tmp_path), quiet())
@@ -183,6 +184,20 @@ def test_a_model_that_fails_leaves_what_was_measured(
     monkeypatch.setattr(model, "predictions", broken)
     assert run.run(config(tmp_path), quiet()).results == 4
     assert [line["why"] for line in lines(tmp_path, "failed")] == ["ValueError: no such chip"]
+
+
+def test_rollouts_measured_before_are_read(tmp_path: Path, calls: Calls) -> None:
+    given = tmp_path / "vllm.json"
+    arms = {"throughput": {"nvfp4": {"tokens_per_s": {"32": 4096.0}}}}
+    given.write_text(json.dumps({"options": {"layers": 8}, "results": arms}))
+    run.run(config(tmp_path / "out", rollout=given), quiet())
+    assert [r.seconds for r in ResultsFile(tmp_path / "out").results() if r.op == "rollout"] == [1.0]
+
+
+def test_a_rollout_file_that_does_not_exist_is_bad_input(tmp_path: Path, calls: Calls) -> None:
+    with pytest.raises(FileNotFoundError, match="--rollout .*missing"):
+        run.run(config(tmp_path, rollout=tmp_path / "missing"), quiet())
+    assert not (tmp_path / "results.jsonl").exists()
 
 
 def test_the_key_of_a_run_hangs_on_sources_versions_and_machine() -> None:
