@@ -1,6 +1,6 @@
 """Compute in bfloat16 over float32 master weights, as trainers in production do, and choose implementations.
 
-    with compute("bfloat16", device), implementation(model, TRAINER):
+    with Arithmetic("bfloat16", TRAINER).on(model):
         logits = model(tokens).logits
 
 bfloat16 *master* weights would swallow the updates of a small learning rate; here the optimiser keeps float32 and every
@@ -19,8 +19,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-COMPUTE = ("float32", "bfloat16")
-
 
 @dataclass(frozen=True)
 class Implementation:
@@ -35,6 +33,21 @@ AS_LOADED = Implementation()
 # a cache and an expert at a time here, plain attention over whole sequences and one grouped product there.
 TRAINER = Implementation("eager", "grouped_mm")
 ROLLOUT = Implementation("sdpa", "eager")
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """How one side of a comparison computes what no recipe quantises."""
+
+    compute: str = "float32"
+    implementation: Implementation = AS_LOADED
+
+    @contextmanager
+    def on(self, model: nn.Module) -> Iterator[None]:
+        """Let `model` compute so while the context is open."""
+        device = next(model.parameters()).device
+        with compute(self.compute, device), implementation(model, self.implementation):
+            yield
 
 
 @contextmanager

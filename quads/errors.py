@@ -7,3 +7,7 @@ class CannotRunHereError(RuntimeError):
 
 class GateFailedError(RuntimeError):
     """A check ran and failed (exit 1)."""
+
+
+class NonFiniteError(ValueError):
+    """A NaN or infinite value where numbers are needed: in training it ends the arm, not the comparison."""

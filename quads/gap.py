@@ -12,6 +12,8 @@ import torch
 from scipy.stats import bootstrap
 from torch import Tensor
 
+from quads.errors import NonFiniteError
+
 QUANTILES = (0.01, 0.5, 0.99)
 
 
@@ -36,7 +38,7 @@ class GapMeter:
         pair = [t.detach().cpu()[keep].double().numpy() for t in (trainer_logps, rollout_logps)]
         for name, values in zip(("trainer", "rollout"), pair, strict=True):
             if not np.isfinite(values).all():
-                raise ValueError(f"{name} log-probabilities hold {(~np.isfinite(values)).sum()} non-finite values")
+                raise NonFiniteError(f"{name} log-probabilities hold {(~np.isfinite(values)).sum()} non-finite values")
         self._trainer.append(pair[0])
         self._rollout.append(pair[1])
 

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 
 from quads import qdq
 from quads.emulation import quantizers
+from quads.errors import NonFiniteError
 from quads.operand import OperandWeight
 from quads.recipes import Recipe, RecipeError
 from quads.sites import Site, find_sites
@@ -62,7 +63,7 @@ def check_weight(site: Site) -> None:
     if bool(bad.any()):
         index = [int(i) for i in bad.nonzero()[0]]
         expert = f" expert {index[0]}" if len(index) == 3 else ""
-        raise ValueError(f"{site.name}{expert} holds NaN or Inf at {index}: refuse to quantise it")
+        raise NonFiniteError(f"{site.name}{expert} holds NaN or Inf at {index}: refuse to quantise it")
 
 
 class FakeQuantizedWeight(nn.Module):

@@ -9,6 +9,7 @@ Weights see the opposite: a column 2^e below its block loses its bits in Q(W), w
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,14 @@ class Stress:
         chosen += torch.randint(BLOCK, (self.channels,), generator=generator)
         exponent = torch.tensor([self.exponents[i % len(self.exponents)] for i in range(self.channels)])
         return torch.ones(hidden).index_put_((chosen,), torch.ldexp(torch.ones(self.channels), exponent))
+
+
+def parse(text: str) -> Stress:
+    """ "16x8" as 16 channels of scale 8; ValueError for anything but CHANNELSxSCALE with a scale of 4, 8, 16 or 32."""
+    found = re.fullmatch(r"(\d+)x(4|8|16|32)", text)
+    if found is None:
+        raise ValueError(f"outliers {text!r} is not CHANNELSxSCALE with a scale of 4, 8, 16 or 32")
+    return Stress(channels=int(found[1]), exponents=(int(found[2]).bit_length() - 1,))
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 import warnings
@@ -22,8 +23,10 @@ from transformers import PrinterCallback, TrainerCallback
 from quads.compare.checkpoint import load_state, save_state
 from quads.compare.config import CompareConfig, CompareError, digest
 from quads.compare.engines import make_rollout
-from quads.compare.policy import Policy, accuracy
+from quads.compare.policy import Policy, accuracy, arithmetic
 from quads.compare.records import Record, Records
+from quads.compare.rewards import Rewards
+from quads.errors import NonFiniteError
 from quads.integrations.trl import QuadsRollout
 from quads.qat import prepare_qat
 from quads.recipes import Recipe
@@ -43,12 +46,25 @@ _LOGGED = {
 
 
 @dataclass(frozen=True)
+class Watch:
+    """What follows a run from outside: `on_step` hears each finished step, `stop` ends it cleanly after one.
+
+    say: takes one line for the user.
+    """
+
+    on_step: Callable[[int], None] = lambda step: None
+    say: Callable[[str], None] = lambda line: None
+    stop: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
 class _Learner:
-    """What training changes."""
+    """What training changes, and what scores it."""
 
     model: Any
     optimizer: torch.optim.Optimizer
     rollout: QuadsRollout
+    rewards: Rewards
 
 
 @dataclass(frozen=True)
@@ -80,6 +96,14 @@ class Arm:
         """The files of training steps and of held-out evaluations, shared by all arms."""
         return Records(self.config.out / "runs.jsonl"), Records(self.config.out / "evals.jsonl")
 
+    @property
+    def failures(self) -> Records:
+        """One record an arm that ended in NaN or Inf: {"arm", "seed", "step", "failed": why}; it is not run again."""
+        return Records(self.config.out / "failures.jsonl")
+
+    def failed(self) -> bool:
+        return any(self.owns(record) for record in self.failures.read())
+
     def owns(self, record: Record) -> bool:
         return record["arm"] == self.recipe.name and record["seed"] == self.seed
 
@@ -87,8 +111,11 @@ class Arm:
         return {"arm": self.recipe.name, "seed": self.seed, "step": step}
 
 
-def run_arm(arm: Arm, policy: Policy, on_step: Callable[[int], None], say: Callable[[str], None]) -> None:
-    """Train `arm` to the last step of its config, from its checkpoint where there is one."""
+def run_arm(arm: Arm, policy: Policy, watch: Watch) -> int:
+    """Train `arm` to the last step of its config, from its checkpoint where there is one; returns the step reached.
+
+    An arm whose loss, weights or log-probabilities stop being finite ends there with a record in `failures`.
+    """
     arm.folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(arm.folder / ".running.lock")
     try:
@@ -96,30 +123,38 @@ def run_arm(arm: Arm, policy: Policy, on_step: Callable[[int], None], say: Calla
     except Timeout:
         raise CompareError(f"{arm.label} is being run by another process in {arm.config.out}") from None
     try:
-        _run_locked(arm, policy, on_step, say)
+        return _run_locked(arm, policy, watch)
     finally:
         lock.release()
 
 
-def _run_locked(arm: Arm, policy: Policy, on_step: Callable[[int], None], say: Callable[[str], None]) -> None:
+def _run_locked(arm: Arm, policy: Policy, watch: Watch) -> int:
     config, (runs, evals) = arm.config, arm.records()
+    if arm.failed():
+        return config.steps
     model = policy.fresh_copy()
     prepare_qat(model, arm.recipe)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=(0.9, 0.99), weight_decay=0.0)
+    adam: dict[str, Any] = {"lr": config.lr, "betas": (0.9, 0.99), "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW(model.parameters(), fused=torch.cuda.is_available(), **adam)
     done = load_state(arm.checkpoint, model, optimizer, arm.identity)
-    _drop_unfinished(arm, runs, evals, done, say)
+    _drop_unfinished(arm, runs, evals, done, watch.say)
     if done == 0 and not any(arm.owns(record) for record in evals.read()):
         evals.append(evaluate(arm, policy, model, 0))
-    on_step(done)
-    if done == config.steps:
-        return
+    watch.on_step(done)
+    if done == config.steps or watch.stop():
+        return done
     rollout = make_rollout(config, arm.recipe, arm.seed, done, arm.folder)
-    learner = _Learner(model, optimizer, rollout)
+    learner = _Learner(model, optimizer, rollout, _rewards(arm, policy, done))
     with closing(rollout), _quiet():
         trainer = _trainer(arm, policy, learner)
+        recorder = _Recorder(arm, policy, learner, watch, trainer)
         trainer.remove_callback(PrinterCallback)
-        trainer.add_callback(_Recorder(arm, policy, learner, on_step))
-        trainer.train()
+        trainer.add_callback(recorder)
+        try:
+            trainer.train()
+        except NonFiniteError as error:
+            recorder.fail(recorder.reached + 1, str(error))
+    return recorder.reached
 
 
 def _drop_unfinished(arm: Arm, runs: Records, evals: Records, done: int, say: Callable[[str], None]) -> None:
@@ -148,17 +183,19 @@ def evaluate(arm: Arm, policy: Policy, model: Any, step: int) -> Record:
         "eval/trainer_accuracy": float(np.mean(trainer)),
         "eval/problems": len(rollout),
         "eval/correct": "".join(str(int(hit)) for hit in rollout),
+        "eval/trainer_correct": "".join(str(int(hit)) for hit in trainer),
     }
 
 
 class _Recorder(TrainerCallback):
     """Writes records, evaluations and checkpoints as TRL finishes each step, and seeds what TRL draws itself."""
 
-    def __init__(self, arm: Arm, policy: Policy, learner: _Learner, on_step: Callable[[int], None]) -> None:
-        self.arm, self.policy, self.learner, self.on_step = arm, policy, learner, on_step
+    def __init__(self, arm: Arm, policy: Policy, learner: _Learner, watch: Watch, trainer: Any) -> None:
+        self.arm, self.policy, self.learner, self.watch, self.trainer = arm, policy, learner, watch, trainer
         self.runs, self.evals = arm.records()
         self.rollout = rollout = learner.rollout
-        self.first, self.started = rollout.round, time.perf_counter()
+        self.first = self.reached = rollout.round
+        self.started = time.perf_counter()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         config = self.arm.config
@@ -171,12 +208,27 @@ class _Recorder(TrainerCallback):
         if "loss" not in logs:  # TRL's closing summary
             return
         config, step = self.arm.config, self.first + state.global_step // self.arm.config.minibatches
-        seconds = time.perf_counter() - self.started
+        record = self._record(step, logs, time.perf_counter() - self.started)
+        wrong = [f"{name} is {value}" for name, value in record.items() if _not_finite(value)]
+        if wrong:
+            self.fail(step, wrong[0])
+            control.should_training_stop = True
+            return
         if step % config.eval_every == 0 or step == config.steps:
             self.evals.append(evaluate(self.arm, self.policy, self.learner.model, step))
-        self.runs.append(self._record(step, logs, seconds))
-        save_state(self.arm.checkpoint, self.learner.model, self.learner.optimizer, step, self.arm.identity)
-        self.on_step(step)
+        self.runs.append(record)
+        stop = self.watch.stop()
+        if step % config.checkpoint_every == 0 or step == config.steps or stop:
+            save_state(self.arm.checkpoint, self.learner.model, self.learner.optimizer, step, self.arm.identity)
+        self.reached = step
+        self.watch.on_step(step)
+        control.should_training_stop = control.should_training_stop or stop
+
+    def fail(self, step: int, why: str) -> None:
+        """Mark the arm as ended at `step`."""
+        self.arm.failures.append({**self.arm.tag(step), "failed": why})
+        self.watch.say(f"{self.arm.label} ended at step {step}: {why}")
+        self.reached = self.arm.config.steps
 
     def _record(self, step: int, logs: dict[str, Any], seconds: float) -> Record:
         measured = self.rollout.history[-1]
@@ -185,6 +237,8 @@ class _Recorder(TrainerCallback):
             **self.arm.tag(step),
             **{name: float(logs[key]) for name, key in _LOGGED.items()},
             **measured.gap,
+            **self.trainer.corrected,
+            "reward/errors": self.learner.rewards.take_errors(),
             "rollout/tokens": measured.tokens,
             "rollout/mean_logp": measured.mean_logp,
             "throughput/rollout_tokens_per_s": measured.tokens / measured.sampling_seconds,
@@ -193,29 +247,48 @@ class _Recorder(TrainerCallback):
             "time/sync_s": measured.sync_seconds,
             "time/gap_s": measured.scoring_seconds,
             "time/step_s": seconds,
+            **_memory(),
         }
+
+
+def _not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _memory() -> Record:
+    return {"memory/max_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}
+
+
+def _rewards(arm: Arm, policy: Policy, first: int) -> Rewards:
+    """The scorer of the problems that steps `first` + 1 and on ask."""
+    config = arm.config
+    stream = islice(policy.task.train(arm.seed), first * config.prompts, config.steps * config.prompts)
+    problems = list(stream)
+    if len(problems) < (config.steps - first) * config.prompts:
+        raise CompareError(
+            f"compare field 'problems': {config.problems} has too few training problems of seed {arm.seed} for"
+            f" {config.steps} steps"
+        )
+    return Rewards(policy.task, problems)
 
 
 def _trainer(arm: Arm, policy: Policy, learner: _Learner) -> Any:
     import datasets
-    import trl
 
-    config, first = arm.config, learner.rollout.round
-    stream = islice(policy.task.train(arm.seed), first * config.prompts, config.steps * config.prompts)
-    problems = list(stream)
+    from quads.integrations.trl_trainer import QuadsTrainer
 
-    def reward(completions: list[str], index: list[int], **_: Any) -> list[float]:
-        return [policy.task.score(text, problems[i]) for text, i in zip(completions, index, strict=True)]
-
+    config, first, problems = arm.config, learner.rollout.round, learner.rewards.problems
     rows = {"prompt": [p.prompt for p in problems], "index": list(range(len(problems)))}
-    return trl.GRPOTrainer(
+    return QuadsTrainer(
         model=learner.model,
-        reward_funcs=reward,
+        reward_funcs=learner.rewards,
         args=_arguments(arm, config.steps - first),
         train_dataset=datasets.Dataset.from_dict(rows),
         processing_class=policy.tokenizer,
         rollout_func=learner.rollout,
         optimizers=(learner.optimizer, None),
+        tis=config.tis,
+        arithmetic=arithmetic(config)[0],
     )
 
 
@@ -245,7 +318,9 @@ def _arguments(arm: Arm, steps: int) -> Any:
         use_cpu=not torch.cuda.is_available(),
         logging_steps=config.minibatches,
         save_strategy="no",
-        report_to="none",
+        logging_nan_inf_filter=False,  # a loss that is NaN must be seen
+        report_to=config.report_to,
+        run_name=arm.label,
         disable_tqdm=True,
         seed=arm.seed,
         dataloader_pin_memory=False,

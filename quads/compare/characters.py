@@ -1,4 +1,4 @@
-"""A character tokenizer for sums, built in memory."""
+"""A character tokenizer for arithmetic, built in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 PAD, EOS = "<pad>", "<eos>"
-ALPHABET = "0123456789+-= "
+ALPHABET = "0123456789+-= *,"
 
 
 def character_tokenizer() -> PreTrainedTokenizerFast:

@@ -43,7 +43,9 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, i
         moments = {moment: stored[f"{moment}/{name}"] for moment in _MOMENTS if f"{moment}/{name}" in stored}
         if moments:
             place = {key: value.to(parameter.device) for key, value in moments.items() if key != "step"}
-            optimizer.state[parameter] = {**place, "step": moments["step"]}
+            # A fused optimiser counts steps on its parameters' device.
+            fused = bool(optimizer.defaults.get("fused"))
+            optimizer.state[parameter] = {**place, "step": moments["step"].to(parameter.device if fused else "cpu")}
     return int(metadata["step"])
 
 

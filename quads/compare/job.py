@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from quads import models, provenance
 from quads.compare import engines, report, table
-from quads.compare.arm import Arm, run_arm
+from quads.compare.arm import Arm, Watch, run_arm
 from quads.compare.config import CompareConfig, CompareError, differences
 from quads.compare.policy import Policy, load_policy
 from quads.compare.records import Records, write_json
-from quads.compare.start import StartConfig
+from quads.compare.start import STARTS
 from quads.compare.summary import Numbers, learned, summarize
 from quads.errors import CannotRunHereError
 
@@ -34,12 +34,12 @@ def run(config: CompareConfig, console: Console | None = None) -> Numbers:
     console = console or Console(stderr=True)
     arms = [Arm(config, recipe, seed) for seed in config.seeds for recipe in config.recipes()]
     torch.set_num_threads(config.threads)
-    _check_packages()
+    check_packages()
     engines.prepare(config.engine)
-    _check_folder(config)
+    check_folder(config)
     if config.model:
         models.check_folder(Path(config.model))
-    _claim(config)
+    claim(config)
     try:
         with _bars(console) as bars:
             policy = _start(config, bars)
@@ -80,7 +80,7 @@ def _run_arms(arms: list[Arm], policy: Policy, bars: Progress, console: Console)
             if bars.disable and step % arm.config.eval_every == 0:  # no terminal, no bars: a line now and then
                 console.print(f"{arm.label}: step {step} of {steps}")
 
-        run_arm(arm, policy, on_step, console.print)
+        run_arm(arm, policy, Watch(on_step, console.print))
         write_results(arm.config.out)
 
 
@@ -89,7 +89,10 @@ def _start(config: CompareConfig, bars: Progress) -> Policy:
 
     def on_step(step: int, loss: float) -> None:
         bars.update(
-            bar, completed=step, total=StartConfig().steps, description=f"fine-tuning the start (loss {loss:.3f})"
+            bar,
+            completed=step,
+            total=STARTS[config.start].steps,
+            description=f"fine-tuning the start (loss {loss:.3f})",
         )
 
     policy = load_policy(config, on_step)
@@ -97,14 +100,17 @@ def _start(config: CompareConfig, bars: Progress) -> Policy:
     return policy
 
 
-def _check_packages() -> None:
+_PACKAGES = {"trl": "rl", "datasets": "rl", "reasoning_gym": "rl", "plotly": "report"}
+
+
+def check_packages(wanted: Sequence[str] = tuple(_PACKAGES)) -> None:
     """CannotRunHereError now rather than after the work."""
-    for package, extra in (("trl", "rl"), ("datasets", "rl"), ("reasoning_gym", "rl"), ("plotly", "report")):
+    for package in wanted:
         if importlib.util.find_spec(package) is None:
-            raise CannotRunHereError(f"quads compare needs {package}: python -m pip install 'quads[{extra}]'")
+            raise CannotRunHereError(f"training needs {package}: python -m pip install 'quads[{_PACKAGES[package]}]'")
 
 
-def _check_folder(config: CompareConfig) -> None:
+def check_folder(config: CompareConfig) -> None:
     """CompareError where `out` holds another comparison (it lists what differs) or is no folder."""
     path = config.out / "config.json"
     if config.out.exists() and not config.out.is_dir():
@@ -119,7 +125,7 @@ def _check_folder(config: CompareConfig) -> None:
         raise CompareError(f"{config.out} holds another comparison ({'; '.join(changed)}): choose another --out")
 
 
-def _claim(config: CompareConfig) -> None:
+def claim(config: CompareConfig) -> None:
     """Write config.json (recipes and seeds of earlier runs kept) and the stamp of this run."""
     config.out.mkdir(parents=True, exist_ok=True)
     path = config.out / "config.json"

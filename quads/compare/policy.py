@@ -9,20 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from filelock import FileLock
 from torch import nn
 
-from quads import models
+from quads import models, routing, stress
 from quads.compare import start
 from quads.compare.characters import character_tokenizer
 from quads.compare.config import CompareConfig, CompareError
-from quads.compare.start import StartConfig
 from quads.compare.tasks import Task
+from quads.compute import AS_LOADED, ROLLOUT, TRAINER, Arithmetic
 from quads.integrations.trl import end_tokens
 from quads.recipes import Recipe
 from quads.rollout import rollout_numerics
 from quads.sampling import sample
+from quads.upcycle import upcycle
 
-_EVALUATION_BATCH = 512
+_EVALUATION_BATCH = {"cpu": 512, "cuda": 2048}
+
+Progress = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
@@ -38,40 +42,72 @@ class Policy:
         return copy.deepcopy(self.model)
 
 
-def load_policy(config: CompareConfig, progress: Callable[[int, float], None]) -> Policy:
-    """The policy that `config` starts from; trains the small model where `fresh` asks for it or no file is there.
+def arithmetic(config: CompareConfig) -> tuple[Arithmetic, Arithmetic]:
+    """How the trainer and the rollout compute what no recipe quantises: on a GPU through different code."""
+    apart = torch.cuda.is_available()
+    trainer, rollout = (TRAINER, ROLLOUT) if apart else (AS_LOADED, AS_LOADED)
+    return Arithmetic(config.compute, trainer), Arithmetic(config.compute, rollout)
 
-    Under `fresh` the file is kept in the output folder, so that a resumed run does not train it again.
+
+def load_policy(config: CompareConfig, progress: Progress) -> Policy:
+    """The policy that `config` starts from; trains a character start where `fresh` asks for it or no file is there.
+
+    Under `fresh` the file is kept in the output folder, so that a resumed run does not train it again. CompareError
+    where the start cannot be had, cannot be stressed, or has no router that `r3` could replay.
     """
-    dtype = getattr(torch, config.dtype)
-    task = Task(config.task, short=not config.model, held_out=config.held_out)
-    if config.model:
-        loaded = models.load(config.model, dtype=dtype)
-        if loaded.tokenizer is None:
-            raise CompareError(f"compare field 'model' is {config.model}, which has no tokenizer: sampling needs one")
-        if loaded.tokenizer.pad_token_id is None:
-            loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
-        return Policy(_on_device(loaded.model), loaded.tokenizer, task, loaded.source)
-    recipe = StartConfig()
-    path = start.find(recipe)
+    task = Task(config.task, short=config.character, held_out=config.held_out, problems=config.problems)
+    model, tokenizer, source = _character(config, progress) if config.character else _text(config)
+    if config.outliers:
+        try:
+            stress.add_outliers(model, stress.parse(config.outliers))
+        except ValueError as error:
+            raise CompareError(f"compare field 'outliers' is {config.outliers!r}: {error}") from None
+    if config.r3 and not routing.routers(model):
+        raise CompareError(f"compare field 'r3' replays routing, and {source} has no router")
+    return Policy(model.to("cuda") if torch.cuda.is_available() else model, tokenizer, task, source)
+
+
+def _character(config: CompareConfig, progress: Progress) -> tuple[Any, Any, str]:
+    wanted = start.named(config.start, config.task)
+    if config.held_out > wanted.held_out:
+        raise CompareError(
+            f"compare field 'held_out' is {config.held_out}: the start has learnt from problems past the first"
+            f" {wanted.held_out}"
+        )
+    path = start.find(wanted)
     if config.fresh or path is None:
-        path = (config.out if config.fresh else start.cache_folder()) / f"start-{recipe.hash}.safetensors"
-        if not path.exists():
-            start.train(recipe, path, progress)
-    model = start.load(path, recipe).to(dtype)
-    return Policy(_on_device(model), character_tokenizer(), task, path.name)
+        folder = config.out if config.fresh else start.cache_folder()
+        path = folder / f"start-{wanted.hash}.safetensors"
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            if not path.exists():
+                start.train(wanted, path, progress)
+    return start.load(path, wanted).to(getattr(torch, config.dtype)), character_tokenizer(), path.name
+
+
+def _text(config: CompareConfig) -> tuple[Any, Any, str]:
+    dtype = getattr(torch, config.dtype)
+    dense = config.start.removesuffix("-moe")
+    loaded = models.load(config.model or dense, dtype=dtype)
+    if loaded.tokenizer is None:
+        raise CompareError(f"compare field 'model' is {config.model}, which has no tokenizer: sampling needs one")
+    if loaded.tokenizer.pad_token_id is None:
+        loaded.tokenizer.pad_token = loaded.tokenizer.eos_token
+    model = loaded.model if config.model or dense == config.start else upcycle(loaded.model)
+    return model, loaded.tokenizer, loaded.source
 
 
 def accuracy(model: nn.Module, policy: Policy, recipe: Recipe | None, config: CompareConfig) -> list[bool]:
     """Which held-out problems the greedy policy solves: under the rollout numerics of `recipe`, or as it stands."""
     numerics: AbstractContextManager[Any] = nullcontext() if recipe is None else rollout_numerics(model, recipe)
+    trainer, rollout = arithmetic(config)
     training = model.training
     model.eval()
     solved: list[bool] = []
-    problems = policy.task.held_out
-    with numerics:
-        for first in range(0, len(problems), _EVALUATION_BATCH):
-            batch = problems[first : first + _EVALUATION_BATCH]
+    problems, size = policy.task.held_out, _EVALUATION_BATCH[next(model.parameters()).device.type]
+    with (trainer if recipe is None else rollout).on(model), numerics:
+        for first in range(0, len(problems), size):
+            batch = problems[first : first + size]
             texts = _greedy(model, policy, [problem.prompt for problem in batch], config.max_new_tokens)
             solved += [policy.task.solved(text, problem) for text, problem in zip(texts, batch, strict=True)]
     model.train(training)
@@ -89,7 +125,3 @@ def _greedy(model: nn.Module, policy: Policy, prompts: list[str], max_new_tokens
         temperature=0.0,
     )
     return policy.tokenizer.batch_decode(completions.tokens, skip_special_tokens=True)
-
-
-def _on_device(model: Any) -> Any:
-    return model.to("cuda") if torch.cuda.is_available() else model

@@ -1,8 +1,8 @@
 """Append-only JSONL that survives `kill -9`, shared by several processes; JSON documents written whole or not at all.
 
 A record is one flat object on one line with a `schema` number and `group/name` keys. Appending takes a lock, drops a
-half-written last line (a killed writer's), writes one line and syncs it. Groups in `TIMED` hold wall-clock figures:
-everything else of a record is the same when a run is repeated or resumed on the same machine.
+half-written last line (a killed writer's), writes one line and syncs it. Groups in `TIMED` hold wall-clock figures and
+peak memory: everything else of a record is the same when a run is repeated or resumed on the same machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock
 
 SCHEMA = 1
-TIMED = ("time/", "throughput/")
+TIMED = ("time/", "throughput/", "memory/")
 
 Record = dict[str, Any]
 
@@ -30,7 +30,8 @@ class Records:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = FileLock(path.with_name(f".{path.name}.lock"))
+        # Workers of a suite append to one file: waiting longer than a write takes would idle them.
+        self._lock = FileLock(path.with_name(f".{path.name}.lock"), poll_interval=0.005)
 
     def append(self, record: Record) -> None:
         """Add one record durably: after a crash the file holds all of it or none of it."""
@@ -62,11 +63,12 @@ class Records:
     def _drop_half_line(self) -> bool:
         if not self.path.exists():
             return False
-        content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole == len(content):
-            return False
-        os.truncate(self.path, whole)
+        with self.path.open("rb") as handle:
+            size = handle.seek(0, os.SEEK_END)
+            handle.seek(max(0, size - 1))
+            if size == 0 or handle.read() == b"\n":
+                return False
+        os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         return True
 
 
@@ -78,11 +80,15 @@ def write_json(path: Path, document: Any) -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace `path` by `content`: a reader, or a crash, sees the old file or the new one."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as handle:
-        handle.write(content)
-        handle.flush()
-        os.fsync(handle.fileno())
-    os.replace(temporary, path)
+    try:
+        with temporary.open("wb") as handle:
+            handle.write(content)
+            handle.flush()
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    except OSError:  # a full disk, say: the old file stays, and what was half written gives its space back
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def untimed(record: Record) -> Record:

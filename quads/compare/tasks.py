@@ -1,26 +1,23 @@
 """The verifiable task: problems and scores of reasoning-gym, prompts, and splits that share no question.
 
-`chain_sum` at two terms is small enough for a model of a million parameters; its demonstrator forgets carries and
-borrows in a share of the problems, so that imitation stops at a middling accuracy and reinforcement has room.
+Problems are made here, or read from a file that `export` wrote on another machine (`--problems`): the very same ones,
+scored by reasoning-gym's own scorer either way.
 """
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+from quads.compare import problem_files
 from quads.compare.config import CompareError
+from quads.compare.families import FAMILIES, Family
 
 SHIPPED_TASK = "chain_sum"
-OPTIONS: dict[str, dict[str, Any]] = {
-    SHIPPED_TASK: {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2},
-}
-DEMONSTRATOR = "forgets every carry and borrow of a problem, or none"
-FORGETFUL = 0.7  # share of problems in which the demonstrator forgets every carry and borrow
 
 # Problem i of a stream is reasoning-gym's problem base + i: streams further apart than they are long share no seed.
 _STREAM = 100_000_000
@@ -34,19 +31,27 @@ class Problem:
     prompt: str
     entry: dict[str, Any]
 
-    @property
-    def expression(self) -> str:
-        return str(self.entry["metadata"]["expression"])
-
 
 class Task:
-    """A reasoning-gym task; `short` prompts are the bare expression for the small character model."""
+    """A task by the name of a family, or of any reasoning-gym data set (its default difficulty).
 
-    def __init__(self, name: str, *, short: bool, held_out: int) -> None:
-        if short and name != SHIPPED_TASK:
-            raise CompareError(f"compare field 'task' is {name!r}, which the small model does not know: give --model")
+    short: prompts are the family's, for the character model; else reasoning-gym's questions. problems: a file of
+    `export` to read instead of making problems; CompareError where it leaks held-out problems into training.
+    """
+
+    def __init__(self, name: str, *, short: bool, held_out: int, problems: str = "") -> None:
+        if short and name not in FAMILIES:
+            known = ", ".join(FAMILIES)
+            raise CompareError(
+                f"compare field 'task' is {name!r}, which the small model does not know ({known}): give --model"
+            )
         self.name, self.short, self.held_out_count = name, short, held_out
+        self.file = problem_files.read(Path(problems), name) if problems else None
         self._scorer = self._dataset(0, 1)
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[self.name]
 
     @cached_property
     def held_out(self) -> list[Problem]:
@@ -76,44 +81,32 @@ class Task:
         """Whether reasoning-gym gives full marks."""
         return self.score(completion, problem) >= 1.0
 
+    def export(self, path: Path, seeds: tuple[int, ...], count: int) -> int:
+        """Write the held-out problems and `count` training problems of each seed; returns how many lines."""
+        rows = [("held_out", 0, p.prompt, p.entry) for p in self.held_out]
+        rows += [("train", seed, p.prompt, p.entry) for seed in seeds for p in islice(self.train(seed), count)]
+        return problem_files.write(path, self.name, rows)
+
     def _apart(self, stream: int) -> Iterator[Problem]:
         held_out = {problem.prompt for problem in self.held_out}
         return (problem for problem in self._stream(stream) if problem.prompt not in held_out)
 
     def _stream(self, stream: int) -> Iterator[Problem]:
+        if self.file is not None and stream != START:
+            split = ("held_out", 0) if stream == HELD_OUT else ("train", stream - TRAIN)
+            yield from (Problem(prompt, entry) for prompt, entry in self.file.rows(*split))
+            return
         dataset = self._dataset(stream * _STREAM, _STREAM)
         for index in range(_STREAM):
             entry = dataset[index]
-            prompt = f"{entry['metadata']['expression']}=".replace(" ", "") if self.short else entry["question"]
-            yield Problem(prompt, entry)
+            yield Problem(self.family.prompt(entry) if self.short else entry["question"], entry)
 
     def _dataset(self, seed: int, size: int) -> Any:
         import reasoning_gym
 
+        known = FAMILIES.get(self.name)
+        name, options = (known.dataset, known.options) if known else (self.name, {})
         try:
-            return reasoning_gym.create_dataset(self.name, seed=seed, size=size, **OPTIONS.get(self.name, {}))
+            return reasoning_gym.create_dataset(name, seed=seed, size=size, **options)
         except ValueError as error:
             raise CompareError(f"compare field 'task' is {self.name!r}: {error}") from None
-
-
-def demonstrate(problem: Problem, rng: random.Random, forgetful: float = FORGETFUL) -> str:
-    """The imperfect demonstrator's answer to a two-term sum: right, or with every carry and borrow forgotten."""
-    a, operator, b = problem.expression.split()
-    first, second = int(a), int(b) if operator == "+" else -int(b)
-    return str(forget(first, second) if rng.random() < forgetful else first + second)
-
-
-def forget(a: int, b: int) -> int:
-    """a + b column by column, every carry and borrow forgotten, the last one too: 57 + 87 = 34."""
-    if (a < 0) == (b < 0):
-        return (-1 if a < 0 else 1) * _columns(abs(a), abs(b), 1)
-    high, low = (a, b) if abs(a) >= abs(b) else (b, a)
-    return (-1 if high < 0 else 1) * _columns(abs(high), abs(low), -1)
-
-
-def _columns(a: int, b: int, sign: int) -> int:
-    total, place = 0, 1
-    while a or b:
-        total += (a % 10 + sign * (b % 10)) % 10 * place
-        a, b, place = a // 10, b // 10, place * 10
-    return total

@@ -5,8 +5,8 @@
     trainer = GRPOTrainer(model, ..., rollout_func=rollout, callbacks=[GapCallback(rollout)])
 
 TRL compares the two sides only under vLLM, so the gap is measured here: after sampling and before any update, the
-trainer's model scores the very tokens that the rollout sampled. Nothing is corrected: importance-sampling correction
-stays TRL's choice, and it makes none for a rollout function without vLLM.
+trainer's model scores the very tokens that the rollout sampled. Nothing is corrected: TRL corrects no rollout function
+without vLLM. `quads.integrations.trl_trainer.QuadsTrainer` does, and measures on the trainer's own log-probabilities.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from quads.compute import Arithmetic
 from quads.gap import GapMeter, token_logps
 from quads.recipes import Recipe
 from quads.rollout import Rollout, rollout_numerics
@@ -47,13 +48,19 @@ class QuadsRollout:
 
     `round` counts rollouts; set it when a run resumes, since round and seed decide the sampling noise. `last` is what
     the latest rollout measured, `history` all of them. A `static` or `random` RAC selection is kept for
-    `rac_refresh` rounds; a resume between two refreshes chooses it anew.
+    `rac_refresh` rounds; a resume between two refreshes chooses it anew. arithmetic: of what the recipe leaves
+    unquantised. measure: score the tokens here (a QuadsTrainer measures itself). routed: keep the experts that each
+    token was sent to in `routing` (`SampledRouting.choices`).
     """
 
     recipe: Recipe
     seed: int = 0
     round: int = 0
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
+    measure: bool = True
+    routed: bool = False
     history: list[Measured] = field(default_factory=list)
+    routing: Tensor | None = None
     _numerics: Rollout | None = None
     _numerics_epoch: int = -1
 
@@ -69,21 +76,26 @@ class QuadsRollout:
         training = model.training
         model.eval()
         started = time.perf_counter()
-        with self._context(model):
+        with self.arithmetic.on(model), self._context(model):
             completions = self._sample(model, ids, trainer, tokenizer)
         sampled = time.perf_counter()
-        with trainer.accelerator.autocast():
-            meter = score(model, ids, completions, tokenizer.pad_token_id, trainer.args.temperature)
-        scored = time.perf_counter()
+        gap = self._gap(model, ids, completions, trainer, tokenizer) if self.measure else {}
+        seconds = (sampled - started, time.perf_counter() - sampled)
         model.train(training)
         logps = [logp for row in completions.logps for logp in row]
-        seconds = (sampled - started, scored - sampled)
-        self.history.append(Measured(self.round, meter.summary(), len(logps), *seconds, sum(logps) / len(logps)))
+        self.routing = completions.routing
+        self.history.append(Measured(self.round, gap, len(logps), *seconds, sum(logps) / len(logps)))
         self.round += 1
         return {"prompt_ids": ids, "completion_ids": completions.tokens, "logprobs": completions.logps}
 
     def close(self) -> None:
         """Free what the rollout holds besides the trainer's model: nothing here."""
+
+    def _gap(
+        self, model: nn.Module, ids: list[list[int]], completions: Completions, trainer: Any, tokenizer: Any
+    ) -> dict[str, float]:
+        with trainer.accelerator.autocast():
+            return score(model, ids, completions, tokenizer.pad_token_id, trainer.args.temperature).summary()
 
     def _sample(self, model: nn.Module, ids: list[list[int]], trainer: Any, tokenizer: Any) -> Completions:
         group = _group_size(ids, trainer.num_generations)
@@ -96,6 +108,7 @@ class QuadsRollout:
             pad=tokenizer.pad_token_id,
             temperature=trainer.args.temperature,
             generator=torch.Generator().manual_seed(self.seed * _ROUND_SEEDS + self.round),
+            routed=self.routed,
         )
 
     def _context(self, model: nn.Module) -> Rollout:
