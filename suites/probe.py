@@ -26,12 +26,13 @@ from torch import nn
 from quads.attribution.batch import TokenBatch
 from quads.compare.config import digest
 from quads.compare.records import Record, Records
+from quads.compute import compute
 from quads.suites import probe_numerics, probe_policies, probe_tokens
 from quads.suites.config import CONTROLS, Probe, Suite, SuiteError
 from quads.suites.probe_numerics import ACTIVATIONS, BF16, REFERENCES, Numerics, Pair, comparison
 from quads.suites.probe_policies import START, Checkpoint
 from quads.suites.probe_records import compare
-from quads.suites.probe_scoring import SCORERS, Scored, Scorer
+from quads.suites.probe_scoring import SCORERS, Scored, Scorer, prefill
 
 OnProgress = Callable[[int, int, str], None]  # records there, records wanted, one line
 LAYER_TERMS = {"weights": "w4a16", "activations": ACTIVATIONS, "both": "nvfp4", "rac": "quads"}
@@ -89,21 +90,27 @@ class Tokens:
     batch: TokenBatch
     calibration: TokenBatch
     scorer: Scorer
+    compute: str
     draw: int
     _references: dict[Numerics, Scored] = field(default_factory=dict)
 
     def score(self, numerics: Numerics) -> Scored:
         """The tokens under `numerics`; a static selection is first made on the calibration's tokens."""
-        modules, recipe = numerics.modules(self.model), numerics.recipe
-        with numerics.entered(self.model, seed=_DRAW_SEEDS * (self.draw + 1)):
-            if recipe.rac_ratio and recipe.rac_scope == "static":
-                self.scorer(self.model, self.calibration, modules)
-            return self.scorer(self.model, self.batch, modules)
+        return self._score(numerics, self.scorer)
 
     def reference(self, numerics: Numerics) -> Scored:
+        """The tokens under a trainer's numerics: in one forward, as trainers score."""
         if numerics not in self._references:
-            self._references[numerics] = self.score(numerics)
+            self._references[numerics] = self._score(numerics, prefill)
         return self._references[numerics]
+
+    def _score(self, numerics: Numerics, scorer: Scorer) -> Scored:
+        modules, recipe = numerics.modules(self.model), numerics.recipe
+        arithmetic = compute(self.compute, self.batch.tokens.device)
+        with arithmetic, numerics.entered(self.model, seed=_DRAW_SEEDS * (self.draw + 1)):
+            if recipe.rac_ratio and recipe.rac_scope == "static":
+                scorer(self.model, self.calibration, modules)
+            return scorer(self.model, self.batch, modules)
 
 
 class _Run:
@@ -143,7 +150,7 @@ class _Run:
             *batches, calibration = [probe_tokens.on_device(batch, self.device) for batch in fixed]
             model = probe_policies.stressed(checkpoint.model, outliers, self.device)
             for draw, batch in enumerate(batches):
-                tokens = Tokens(model, batch, calibration, self.scorer, draw)
+                tokens = Tokens(model, batch, calibration, self.scorer, self._compute(checkpoint), draw)
                 self._measure_arms(tokens, {"policy": checkpoint.name, "outliers": outliers, "draw": draw})
                 if draw == 0 and checkpoint.name == START:
                     self._measure_layers(tokens, {"policy": checkpoint.name, "outliers": outliers, "draw": draw})
@@ -186,6 +193,10 @@ class _Run:
         if self.device.type == "cuda":
             return f"measured ({torch.cuda.get_device_name(self.device)})"
         return "emulated (CPU)"
+
+    def _compute(self, checkpoint: Checkpoint) -> str:
+        """Arithmetic of what is not quantised: bfloat16 on CUDA, where the kernels give no other, else the suite's."""
+        return "bfloat16" if self.device.type == "cuda" else checkpoint.config.compute
 
     def _lacks(self, policy: str, outliers: str) -> bool:
         missing = any(key[1:3] == (policy, outliers) for key in self.wanted - self.have)

@@ -18,6 +18,7 @@ from quads import recipes
 from quads.attribution.inputs import QuantizedRows
 from quads.attribution.products import SiteWeights, groups_of, outputs
 from quads.attribution.variants import ACTIVATIONS_VARIANT, Place
+from quads.compute import Implementation, implementation
 from quads.operand import OperandWeight
 from quads.qat import prepare_qat, remove_qat
 from quads.recipes import Recipe
@@ -47,7 +48,7 @@ class Numerics:
         return _KINDS[self.kind](model, self.recipe, seed)
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
-        """The modules that hold quantised weights: what padding must not reach."""
+        """The modules that hold quantised weights, of a model outside the context: padding must not reach them."""
         if self.recipe.rollout_weights == "bf16":
             return []
         return list({id(site.module): site.module for site in find_sites(model, self.recipe)}.values())
@@ -103,7 +104,7 @@ def _weights_only(recipe: Recipe) -> Recipe:
 @contextmanager
 def _engine(model: nn.Module, recipe: Recipe, seed: int) -> Iterator[None]:
     attention = "sdpa" if model.config._attn_implementation == "eager" else "eager"  # type: ignore[union-attr]
-    with rollout_numerics(model, recipe, seed=seed), _implementation(model, attention, "eager"):
+    with rollout_numerics(model, recipe, seed=seed), implementation(model, Implementation(attention, "eager")):
         yield
 
 
@@ -124,27 +125,11 @@ def _activations(model: nn.Module, recipe: Recipe, seed: int) -> Iterator[None]:
             product = _ActivationProduct(site, recipe, index)
             operand = OperandWeight.wrap(site.parameter.detach(), product, k_last=not site.transposed)
             saved.append((site, install(site, operand)))
-        with _implementation(model, "", "grouped_mm"):
+        with implementation(model, Implementation(experts="grouped_mm")):
             yield
     finally:
         while saved:
             restore(*saved.pop())
-
-
-@contextmanager
-def _implementation(model: nn.Module, attention: str, experts: str) -> Iterator[None]:
-    """transformers' names of the attention kernel ("": unchanged) and of the experts' products inside the context."""
-    config: Any = model.config
-    wanted = {"_attn_implementation": attention, "_experts_implementation": experts}
-    before = {key: getattr(config, key, None) for key in wanted}
-    changed = [key for key, value in wanted.items() if value and before[key] is not None]
-    try:
-        for key in changed:
-            setattr(config, key, wanted[key])
-        yield
-    finally:
-        for key in changed:
-            setattr(config, key, before[key])
 
 
 class _ActivationProduct:

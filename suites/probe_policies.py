@@ -51,13 +51,8 @@ def load(suite: Suite, out: Path, name: str) -> Checkpoint:
 
 
 def stressed(model: nn.Module, outliers: str, device: torch.device) -> nn.Module:
-    """A copy of `model` on `device` with `outliers` ("CHANNELSxSCALE", "" for none) planted.
-
-    On CUDA in bfloat16: that is what the kernels put out. On CPU in the policy's own dtype.
-    """
+    """A copy of `model` on `device` with `outliers` ("CHANNELSxSCALE", "" for none) planted."""
     copied = copy.deepcopy(model)
-    if device.type == "cuda":
-        copied = copied.bfloat16()
     if outliers:
         try:
             add_outliers(copied, stress(outliers))

@@ -130,7 +130,5 @@ def _routing(model: nn.Module) -> Iterator[Callable[[int], Tensor] | None]:
         return
     with record_routing(model) as recorder:
         yield (
-            lambda batch: (
-                torch.stack([chosen.short() for chosen in recorder.routing(batch).values()], dim=2).sort(dim=-1).values
-            )
+            lambda batch: torch.stack(list(recorder.routing(batch).values()), dim=2).to(torch.int16).sort(dim=-1).values
         )
