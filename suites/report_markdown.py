@@ -49,8 +49,7 @@ def _hypotheses(summary: Numbers) -> tables.Table:
         [
             (
                 f"**{entry['verdict']}**",
-                f"{entry['claim']} ({entry['source']}; `{entry['metric']}`, {entry['arm']} − {entry['against']}, "
-                f"{entry['where']})",
+                f"{entry['claim']} ({entry['source']}; `{entry['metric']}`, {tables.versus(entry)}, {entry['where']})",
                 interval(entry, signed=True, name="difference"),
                 number(entry["mde"]),
                 number(entry["pairs"]),

@@ -54,7 +54,7 @@ def alike(values: tuple[Any, ...], *, signed: bool = False) -> tuple[str, ...]:
     sign, largest = "+" if signed else "", max(map(abs, (value, low, high)))
     width = max(high - low, largest / 1000)
     if 0 < largest < 1e-3:
-        texts = [f"{item:{sign}.1e}" for item in (value, low, high)]
+        texts = [f"{item:{sign}.1e}" if item else "0" for item in (value, low, high)]
     else:
         decimals = _decimals(width, 2) if width else 3
         texts = [f"{item:{sign},.{decimals}f}" for item in (value, low, high)]

@@ -106,16 +106,8 @@ def _outliers_text(outliers: str) -> str:
 
 
 def _ratio(rows: list[Numbers], reference: str) -> Spec | None:
-    data: list[Numbers] = []
-    for scope, points in sorted(ratio_rows(rows, reference).items(), key=lambda item: list(SCOPES).index(item[0])):
-        label, color, symbol = SCOPES[scope]
-        gaps = [row["gap_mean"] for row in points.values()]
-        data.append(
-            {"type": "scatter", "name": label, "x": list(points), "y": [gap["value"] for gap in gaps]}
-            | {"mode": "lines+markers", "error_y": errors(gaps, color), "marker": {"symbol": symbol, "size": 8}}
-            | {"line": {"color": color, "width": 2, "dash": "dot" if scope == "random" else "solid"}}
-            | {"text": [row["arm"] for row in points.values()]}
-        )
+    curves = ratio_rows(rows, reference)
+    data = [_ratio_line(scope, curves[scope], index) for index, scope in enumerate(s for s in SCOPES if s in curves)]
     if not data:
         return None
     floor = next((row["gap_mean"]["value"] for row in rows if row["arm"] == "engine"), None)
@@ -126,8 +118,25 @@ def _ratio(rows: list[Numbers], reference: str) -> Spec | None:
             | {"line": {"color": colors(["engine"])["engine"], "width": 1.5, "dash": "dash"}}
         )
     layout = _layout("mean |Δ log p|", legend=True)
-    layout["xaxis"] = {"title": {"text": "compensated channels (%)"}, "range": [-3, 103]}
-    return {"data": data, "layout": layout}
+    layout["xaxis"] = {"title": {"text": "compensated channels (%)"}, "range": [-4, 104]}
+    return {"data": data, "layout": layout | {"height": 350 + 19 * len(data)}}
+
+
+def _ratio_line(scope: str, points: dict[float, Numbers], index: int) -> Numbers:
+    """A scope's line; lines after the first stand a little aside, and leave the ends' intervals to the first."""
+    label, color, symbol = SCOPES[scope]
+    gaps = [row["gap_mean"] for row in points.values()]
+    ends = [ratio in (0.0, 100.0) for ratio in points]
+    own = [
+        gap if index == 0 or not end else {**gap, "low": None, "high": None}
+        for gap, end in zip(gaps, ends, strict=True)
+    ]
+    return (
+        {"type": "scatter", "name": label, "x": [r if end else r + index for r, end in zip(points, ends, strict=True)]}
+        | {"y": [gap["value"] for gap in gaps], "text": [row["arm"] for row in points.values()]}
+        | {"mode": "lines+markers", "error_y": errors(own, color), "marker": {"symbol": symbol, "size": 8}}
+        | {"line": {"color": color, "width": 2, "dash": "dot" if scope == "random" else "solid"}}
+    )
 
 
 def _sweeps(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:

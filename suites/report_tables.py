@@ -100,7 +100,7 @@ def comparisons(rows: Sequence[Numbers], words: Numbers) -> Table:
         [
             (
                 words["metrics"].get(row["metric"], row["metric"]),
-                f"{row['arm']} − {row['against']}",
+                versus(row),
                 interval(row, signed=True, name="difference"),
                 number(row["mde"]),
                 number(row["pairs"]),
@@ -110,11 +110,26 @@ def comparisons(rows: Sequence[Numbers], words: Numbers) -> Table:
     )
 
 
-def probe_comparisons(rows: Sequence[Numbers], words: Numbers) -> Table:
-    """Paired differences of the probe, with their place."""
-    content = comparisons(rows, words)
-    lines = [(row["where"], *line) for row, line in zip(rows, content.rows, strict=True)]
-    return Table(("where", *content.header), lines)
+def versus(row: Numbers) -> str:
+    """`arm − rival`, the mean of several rivals, and the places where these are two (`where` is `A : B`)."""
+    first, _, second = row.get("where", "").partition(" : ")
+    rivals = row["against"].split(" + ")
+    rival = rivals[0] if len(rivals) == 1 else f"mean of {', '.join(rivals)}"
+    return f"{row['arm']} in {first} − {rival} in {second}" if second else f"{row['arm']} − {rival}"
+
+
+def by_place(rows: Sequence[Numbers]) -> list[tuple[Numbers | None, list[Numbers]]]:
+    """The probe's comparisons by place, as its selectors have it; those of two places have None."""
+    found: dict[str, list[Numbers]] = {}
+    for row in rows:
+        found.setdefault("" if " : " in row["where"] else row["where"], []).append(row)
+    return [(_place(where) if where else None, rows) for where, rows in found.items()]
+
+
+def _place(where: str) -> Numbers:
+    """policy, outliers and reference of "POLICY[/OUTLIERS]/REFERENCE"."""
+    policy, *outliers, reference = where.split("/")
+    return {"policy": policy, "outliers": "/".join(outliers), "reference": reference}
 
 
 def probe(rows: Sequence[Numbers]) -> Table:

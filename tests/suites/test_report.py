@@ -14,6 +14,7 @@ from quads.suites import report
 from quads.suites import summary as summaries
 from quads.suites.outcomes import Curve, Estimate, Learned, Outcome, Points
 from quads.suites.report import ReportError
+from quads.suites.report_tables import by_place, versus
 from tests.suites import made_results
 from tests.suites.made_suite import STAMP, SUITE, made_suite, write_suite
 
@@ -69,7 +70,7 @@ def test_the_report_loads_nothing_and_holds_plotly_once(page: str) -> None:
 
 def test_refuted_and_undecided_claims_are_as_large_as_supported_ones_and_stand_before_every_figure(page: str) -> None:
     before = page[: page.index('<div class="plot"')]
-    cards = re.findall(r'<li class="card (\w+)">.*?<h3>(.*?)</h3>', before, flags=re.DOTALL)
+    cards = re.findall(r'<li class="card (\w+)" id="claim-h\d">.*?<h3>(.*?)</h3>', before, flags=re.DOTALL)
     claims = [(entry["verdict"], entry["claim"].replace("'", "&#39;")) for entry in made_suite()["hypotheses"]]
     assert cards == claims
     assert "4 hypotheses: 1 supported, 1 refuted, 2 undecided" in text(page)
@@ -132,6 +133,29 @@ def test_numbers_that_are_not_known_are_dashes() -> None:
 def test_every_command_that_wrote_the_results_is_listed_oldest_first(page: str) -> None:
     first, second = STAMP["earlier"][0]["command"], STAMP["command"]
     assert f"{first} {second}" in text(page)
+
+
+def test_many_hypotheses_have_an_index_with_every_claim_under_its_verdict() -> None:
+    summary = made_suite()
+    summary["hypotheses"] = [{**summary["hypotheses"][i % 3], "id": f"h{i}"} for i in range(9)]
+    index = own(report.html(summary, STAMP)).partition('class="index"')[2].partition('<ul class="cards">')[0]
+    for number, verdict in enumerate(("supported", "refuted", "undecided")):
+        part = index.partition(f'<div class="{verdict}">')[2].partition("</div>")[0]
+        assert re.findall(r'href="#claim-h(\d)"', part) == [str(number + 3 * i) for i in range(3)]
+
+
+def test_a_comparison_of_two_places_or_with_several_rivals_says_which() -> None:
+    row = {"arm": "quads", "against": "nvfp4 + qat", "where": "plain"}
+    assert versus(row) == "quads − mean of nvfp4, qat"
+    assert versus({**row, "against": "quads", "where": "a : b"}) == "quads in a − quads in b"
+
+
+def test_comparisons_of_the_probe_follow_its_selectors_and_those_of_two_places_always_show() -> None:
+    places = ("start/w4", "start/8x16/w4", "start/8x16/w4", "start/w4 : start/8x16/w4")
+    plain, outliers, both = by_place([{"where": where} for where in places])
+    assert plain == ({"policy": "start", "outliers": "", "reference": "w4"}, [{"where": places[0]}])
+    assert outliers == ({"policy": "start", "outliers": "8x16", "reference": "w4"}, [{"where": places[1]}] * 2)
+    assert both == (None, [{"where": places[3]}])
 
 
 def test_a_collapse_is_listed_with_its_step_and_its_rule(page: str) -> None:
