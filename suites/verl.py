@@ -6,7 +6,6 @@ Ray schedules, FSDP2 trains, vLLM samples with the quads plugin: nothing of that
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -14,6 +13,8 @@ from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from quads.compare.records import write_atomically
 from quads.errors import CannotRunHereError
@@ -161,9 +162,9 @@ def _write(out: Path, job: Job, values: dict[str, Any]) -> Path:
 
 
 def _yaml(values: dict[str, Any]) -> str:
-    """The overrides as a flat YAML mapping; JSON values are YAML."""
-    lines = [f"{json.dumps(key)}: {json.dumps(value)}\n" for key, value in values.items()]
-    return f"# Overrides of verl {VERSION}'s ppo_trainer; a key with + is new in an open dictionary.\n" + "".join(lines)
+    """The overrides as a flat YAML mapping."""
+    head = f"# Overrides of verl {VERSION}'s ppo_trainer; a key with + is new in an open dictionary.\n"
+    return head + yaml.safe_dump(values, sort_keys=False, width=1000)
 
 
 def _script(values: dict[str, Any]) -> str:
