@@ -16,7 +16,7 @@ import torch
 from quads.bench import timing
 from quads.bench.cases import Case, Goal, Group, Ready
 from quads.bench.monitor import Monitor
-from quads.bench.results import MOST_SAMPLES, Against, Result
+from quads.bench.results import MOST_SAMPLES, Against, Conditions, Result
 from quads.compare.records import Record
 
 SEED = 0
@@ -103,10 +103,16 @@ def _timed(group: Group, checked: list[_Checked], monitor: Monitor, ceilings: Ce
     for c, own in zip(checked, samples, strict=True):
         window = monitor.window()
         in_a_row = c.runner.in_a_row(monitor) if c.ready.in_a_row else timing.InARow()
-        conditions = window.conditions() if in_a_row.seconds else together
+        conditions = during(together, window.conditions()) if in_a_row.seconds else together
         result = _result(group, c, own, in_a_row, ceilings)
         against = _against(group, own, base) if base is not None and own is not base else None
         yield _with_goal(replace(result, conditions=conditions, against=against, stamp=stamp), c.case.goal)
+
+
+def during(rounds: Conditions, in_a_row: Conditions) -> Conditions:
+    """Clocks and power of the calls in a row, the throttle reasons of both; marked by the rounds, which give `seconds`."""
+    reasons = tuple(dict.fromkeys((*rounds.throttle, *in_a_row.throttle)))
+    return replace(in_a_row, throttle=reasons, marked=rounds.marked)
 
 
 def _result(group: Group, c: _Checked, own: list[float], in_a_row: timing.InARow, ceilings: Ceilings) -> Result:

@@ -59,3 +59,37 @@ def report(folder: Annotated[Path, typer.Argument(help="Folder with results.json
 
     reports.write_report(folder)
     Console().print(f"{folder / 'report.html'} and {folder / 'table.md'}")
+
+
+@bench.command("compare")
+def compare(
+    base: Annotated[Path, typer.Argument(help="Folder (or results.jsonl) of the run to compare with.")],
+    new: Annotated[Path, typer.Argument(help="Folder (or results.jsonl) of the new run.")],
+) -> None:
+    """Exit 1 where a case became slower beyond the noise; 3 where the machines are not of one class."""
+    from quads.bench import compare as comparisons
+
+    comparison = comparisons.compare(base, new)
+    Console(highlight=False).print(comparison.render())
+    comparison.check()
+
+
+@bench.command("model")
+def model(
+    out: Annotated[Path, typer.Option(help="Folder whose results.jsonl takes the predictions.")] = Path("runs/bench"),
+    chips: Annotated[str, typer.Option(help="Chips, comma-separated; empty: all known ones.")] = "",
+    report: Annotated[bool, typer.Option(help="Write report.html and table.md.")] = True,
+) -> None:
+    """Model kernels and rollouts on other chips, in the light of what the folder measured; no GPU needed."""
+    from quads.bench import model as models
+    from quads.bench.results import FILE, ResultsFile
+
+    known = out if (out / FILE).exists() else None
+    found = list(models.predictions(known, [chip for chip in chips.split(",") if chip]))
+    out.mkdir(parents=True, exist_ok=True)
+    count = ResultsFile(out).replace_modelled(found)
+    Console().print(f"{count} modelled results in {out / FILE}")
+    if report:
+        from quads.bench import report as reports
+
+        reports.write_report(out)

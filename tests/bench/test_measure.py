@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from quads.bench.cases import Case, Goal, Group, Ready
-from quads.bench.measure import Ceilings, measure
+from quads.bench.measure import Ceilings, during, measure
 from quads.bench.monitor import Monitor
-from quads.bench.results import Result
+from quads.bench.results import Conditions, Result
 
 
 def ready(call: Callable[[], Any] = lambda: None, **more: Any) -> Callable[[Any], Ready]:
@@ -104,3 +104,12 @@ def test_a_goal_is_held_against_the_ratio(bound: dict[str, float], met: bool) ->
 def test_a_goal_on_the_share_of_copy_is_undecided_without_the_ceiling() -> None:
     (result,) = measured(case("ours", ready(), goal=Goal(text="fast", of="share_of_copy", at_least=0.9)))
     assert result.goal_met is None
+
+
+def test_a_case_throttled_only_in_a_row_keeps_the_reason_but_is_not_marked() -> None:
+    rounds = Conditions(sm_clock_mhz=(1900.0, 1900.0, 1980.0), power_w=300.0)
+    in_a_row = Conditions(
+        sm_clock_mhz=(1400.0, 1500.0, 1980.0), power_w=699.0, throttle=("power cap",), marked="throttled"
+    )
+    found = during(rounds, in_a_row)
+    assert (found.marked, found.throttle, found.power_w) == (None, ("power cap",), 699.0)

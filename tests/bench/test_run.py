@@ -195,7 +195,7 @@ def test_rollouts_measured_before_are_read(tmp_path: Path, calls: Calls) -> None
 
 
 def test_a_rollout_file_that_does_not_exist_is_bad_input(tmp_path: Path, calls: Calls) -> None:
-    with pytest.raises(FileNotFoundError, match="--rollout .*missing"):
+    with pytest.raises(FileNotFoundError, match=r"--rollout .*missing"):
         run.run(config(tmp_path, rollout=tmp_path / "missing"), quiet())
     assert not (tmp_path / "results.jsonl").exists()
 

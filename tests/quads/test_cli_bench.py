@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from quads.bench.results import Result, ResultsFile
 from quads.cli_bench import seconds
 
 
@@ -46,6 +48,40 @@ def test_a_report_of_a_folder_without_results_is_exit_code_2(tmp_path: Path) -> 
     run = quads("report", str(tmp_path))
     assert run.returncode == 2
     assert "run `quads bench run" in run.stderr
+
+
+def test_the_model_needs_no_gpu_and_no_measurement(tmp_path: Path) -> None:
+    run = quads("model", "--out", str(tmp_path), "--chips", "B200", "--no-report")
+    assert run.returncode == 0, run.stderr
+    assert {r.chip for r in ResultsFile(tmp_path).results()} == {"B200"}
+
+
+def test_an_unknown_chip_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    run = quads("model", "--out", str(tmp_path / "out"), "--chips", "B2000")
+    assert (run.returncode, len(run.stderr.strip().splitlines())) == (2, 1)
+    assert "B2000" in run.stderr
+
+
+def test_a_slower_run_is_exit_code_1_and_names_the_case(tmp_path: Path) -> None:
+    case = Result(
+        op="gemm",
+        numerics="nvfp4",
+        implementation="ours",
+        shape={"M": 1},
+        seconds=1.0,
+        seconds_low=0.9,
+        seconds_high=1.1,
+    )
+    for name, factor in (("base", 1.0), ("new", 2.0)):
+        (tmp_path / name).mkdir()
+        file = ResultsFile(tmp_path / name)
+        file.append({"kind": "stamp", "stamp": name, "cpu": "a processor", "gpu": None})
+        slower = {"seconds": factor, "seconds_low": 0.9 * factor, "seconds_high": 1.1 * factor}
+        file.append(replace(case, **slower))
+    run = quads("compare", str(tmp_path / "base"), str(tmp_path / "new"))
+    assert run.returncode == 1
+    assert "slower beyond the noise: gemm/nvfp4/ours/M=1 2.00x" in run.stderr
+    assert quads("compare", str(tmp_path / "base"), str(tmp_path / "base")).returncode == 0
 
 
 def test_one_operation_runs_from_the_command_line_and_leaves_results(tmp_path: Path) -> None:
