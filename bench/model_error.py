@@ -1,6 +1,6 @@
 """How far the model is off on the one chip where it can be checked: measured over predicted times of the H200's cases.
 
-The measurements are anchors.json, results of `quads bench run` on an H200 without their samples:
+The measurements are anchors.json, times of `quads bench run` on an H200:
 
     python -m quads.bench.model_error docs/results/bench-h200      # take a new run as anchors
 
@@ -10,7 +10,6 @@ fewer of these in turn, and its source says so.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import statistics
 import sys
@@ -25,9 +24,10 @@ from quads.bench.operations import works
 from quads.bench.results import ModelError, Result, ResultsFile, result
 from quads.bench.specs import REFERENCE, chip, of_device
 from quads.bench.work import seconds
-from quads.compare.records import Record
+from quads.compare.records import Record, write_atomically
 
 FILE = "anchors.json"
+_KEPT = ("op", "numerics", "variant", "implementation", "shape", "seconds", "in_a_row_seconds")
 Key = tuple[str, ...]  # operation, numerics, implementation, variant
 
 
@@ -52,9 +52,6 @@ class Errors:
                 low, high = min(ratios), max(ratios)
                 return ModelError(ratio=statistics.median(ratios), low=low, high=high, cases=len(ratios), source=source)
         return None
-
-    def __bool__(self) -> bool:
-        return bool(self._ratios)
 
 
 def ratio(measured: Result) -> float | None:
@@ -85,12 +82,19 @@ def known() -> Errors:
     return Errors(measured, source)
 
 
+def checks_of(file: ResultsFile) -> tuple[str, tuple[Result, ...]]:
+    """What the model is checked against: a run's own results where it ran on an H200, else the stored ones."""
+    if any((found := of_device(gpu_name(stamp))) and found.key == REFERENCE for stamp in file.stamps()):
+        own = tuple(one for one in file.results("measured") if ratio(one) is not None)
+        if own:
+            return f"this run, {REFERENCE}", own
+    return anchors()
+
+
 def of_folder(folder: Path) -> Errors:
-    """Errors of a run's own results where it ran on an H200, else of the stored ones."""
-    file = ResultsFile(folder)
-    if not any((found := of_device(name)) and found.key == REFERENCE for name in map(gpu_name, file.stamps())):
-        return known()
-    return Errors(file.results("measured"), f"this run, {REFERENCE}") or known()
+    """Errors of a run, by `checks_of`."""
+    source, measured = checks_of(ResultsFile(folder))
+    return Errors(measured, source)
 
 
 def gpu_name(stamp: Record) -> str:
@@ -100,8 +104,6 @@ def gpu_name(stamp: Record) -> str:
 
 def write(folder: Path) -> int:
     """Take the measured results of `folder` that the model covers as anchors; returns how many."""
-    from quads.compare.records import write_json
-
     file = ResultsFile(folder)
     stamp = file.stamps()[-1]
     kept = [one for one in file.results("measured") if ratio(one) is not None]
@@ -109,8 +111,9 @@ def write(folder: Path) -> int:
         raise ValueError(f"{folder}: holds no measured result that the model covers")
     git = (stamp.get("git") or {}).get("sha", "unknown")[:7]
     source = f"{folder.name}, {gpu_name(stamp)}, {git}"
-    rows = [dataclasses.replace(one, samples=()).record() for one in kept]
-    write_json(Path(__file__).with_name(FILE), {"source": source, "results": rows})
+    rows = ",\n".join(json.dumps({key: one.record()[key] for key in _KEPT}) for one in kept)
+    text = f'{{"source": {json.dumps(source)}, "results": [\n{rows}\n]}}\n'
+    write_atomically(Path(__file__).with_name(FILE), text.encode())
     return len(kept)
 
 

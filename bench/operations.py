@@ -16,7 +16,8 @@ Shape = dict[str, int]
 def works(op: str, numerics: str, implementation: str, variant: str, shape: Shape, chip: Chip) -> Works | None:
     """The kernels of a case on a chip; None where nothing is modelled. The names are those of the results."""
     make = _MODELS.get(op)
-    if make is None or implementation == "vllm.emulation":
+    peer = implementation != OURS
+    if make is None or (peer and numerics not in layers.MATRIX) or implementation.startswith("quads.emulation"):
         return None
     return make(numerics, implementation, variant, shape, chip)
 

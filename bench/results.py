@@ -25,7 +25,7 @@ class Conditions:
     """What NVML said of the GPU while a case ran; clocks (SM, MHz) and power (W) are its samples' extremes and median.
 
     throttle: reasons other than idle, by name. marked: "throttled", "shared" (another process computes on the GPU) or
-    None, while the samples of `seconds` were taken. `cpu_share` is CPU time over wall time, on a CPU: far below the number of threads means a busy machine.
+    None, while the samples of `seconds` were taken. cpu_share: CPU time over wall time, on a CPU.
     """
 
     sm_clock_mhz: tuple[float, float, float] | None = None
@@ -174,9 +174,7 @@ class ResultsFile:
     def results(self, label: str = "") -> Iterator[Result]:
         """Results, optionally of one label; where a case stands twice, the later line."""
         latest = {record.get("case"): record for record in self.records("result")}
-        for record in latest.values():
-            if label in ("", record.get("label")):
-                yield result(record)
+        yield from (one for one in map(result, latest.values()) if label in ("", one.label))
 
     def stamps(self) -> list[Record]:
         """Stamps, oldest first; a resumed run adds one."""
