@@ -110,7 +110,7 @@ def _timed(group: Group, checked: list[_Checked], monitor: Monitor, ceilings: Ce
 
 
 def during(rounds: Conditions, in_a_row: Conditions) -> Conditions:
-    """Clocks and power of the calls in a row, the throttle reasons of both; marked by the rounds, which give `seconds`."""
+    """Clocks and power of the calls in a row, throttle reasons of both; marked by the rounds, which give `seconds`."""
     reasons = tuple(dict.fromkeys((*rounds.throttle, *in_a_row.throttle)))
     return replace(in_a_row, throttle=reasons, marked=rounds.marked)
 
