@@ -251,5 +251,5 @@ def _check(probe: Probe) -> None:
             raise SuiteError(f"probe reference '{reference}' is not one of {', '.join(REFERENCES)}")
     if probe.scoring not in SCORERS:
         raise SuiteError(f"probe scoring '{probe.scoring}' is not one of {', '.join(SCORERS)}")
-    for outliers in filter(None, probe.outliers):
-        probe_policies.stress(outliers)
+    for outliers in probe.outliers:
+        probe_policies.check_outliers(outliers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from quads.compare.config import CompareConfig
 from quads.compare.policy import Policy, load_policy
 from quads.models import open_safetensors
 from quads.state import load_master_state
-from quads.stress import Stress, add_outliers
+from quads.stress import Stress, add_outliers, parse
 from quads.suites.config import Suite, SuiteError
 
 START = "start"
@@ -53,20 +52,21 @@ def load(suite: Suite, out: Path, name: str) -> Checkpoint:
 def stressed(model: nn.Module, outliers: str, device: torch.device) -> nn.Module:
     """A copy of `model` on `device` with `outliers` ("CHANNELSxSCALE", "" for none) planted."""
     copied = copy.deepcopy(model)
-    if outliers:
+    planted = check_outliers(outliers)
+    if planted is not None:
         try:
-            add_outliers(copied, stress(outliers))
+            add_outliers(copied, planted)
         except ValueError as error:
             raise SuiteError(f"probe outliers '{outliers}': {error}") from None
     return copied.to(device)
 
 
-def stress(outliers: str) -> Stress:
-    """CHANNELSxSCALE as a Stress; the scale is a power of two, else the function would change."""
-    channels, _, scale = outliers.partition("x")
-    if not (channels.isdigit() and scale.isdigit()) or int(scale) < 2 or int(scale) & (int(scale) - 1):
-        raise SuiteError(f"probe outliers '{outliers}' is not CHANNELSxSCALE with a scale of 2, 4, 8, ...")
-    return Stress(channels=int(channels), exponents=(int(math.log2(int(scale))),))
+def check_outliers(outliers: str) -> Stress | None:
+    """`outliers` as a Stress, None for the plain policy; SuiteError in one line where it is malformed."""
+    try:
+        return parse(outliers) if outliers else None
+    except ValueError as error:
+        raise SuiteError(f"probe outliers '{outliers}': {error}") from None
 
 
 def _load_trained(model: nn.Module, path: Path, name: str) -> None:

@@ -12,7 +12,7 @@ from quads.suites.probe import Outcome
 
 def suite(**changes: Any) -> Suite:
     """The `ci` suite with a probe of 8 sequences, 2 draws and arms that differ; `changes` are fields of the probe."""
-    small = {"sequences": 8, "draws": 2, "arms": ["w4a16", "nvfp4", "quads:rac_ratio=0.25"], "outliers": [""]}
+    small = {"sequences": 8, "draws": 2, "arms": ["w4a16", "nvfp4", "quads-full"], "outliers": [""]}
     fields = {f"probe.{key}": value for key, value in {**small, **changes}.items()}
     return config.load("ci", {**fields, "hypothesis": [], "settings.held_out": 64})
 

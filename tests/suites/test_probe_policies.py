@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quads.suites.config import SuiteError
-from quads.suites.probe_policies import stress, stressed
+from quads.suites.probe_policies import check_outliers, stressed
 from tests.quads.tiny import tiny_model, tokens
 
 CPU = torch.device("cpu")
@@ -31,10 +31,13 @@ def test_no_outliers_is_an_equal_copy() -> None:
 
 
 def test_every_block_can_hold_an_outlier() -> None:
-    assert int((stress("32x8").scales(512).reshape(32, 16) == 8).any(1).sum()) == 32
+    planted = check_outliers("32x8")
+    assert planted is not None
+    assert int((planted.scales(512).reshape(32, 16) == 8).any(1).sum()) == 32
 
 
 @pytest.mark.parametrize("outliers", ["8", "x8", "8x", "8x1", "8x12", "8x0", "ax8", "8x-4", "8x1.5"])
 def test_a_malformed_variant_is_one_line(outliers: str) -> None:
-    with pytest.raises(SuiteError, match="is not CHANNELSxSCALE"):
-        stress(outliers)
+    with pytest.raises(SuiteError, match=f"probe outliers '{outliers}'") as caught:
+        check_outliers(outliers)
+    assert "\n" not in str(caught.value)
