@@ -61,7 +61,7 @@ def test_every_arm_correction_and_seed_is_a_job_that_verl_accepts(schema: Schema
         assert list(schema.wrong(values(folder))) == []
 
 
-@pytest.mark.parametrize("name", config.shipped())
+@pytest.mark.parametrize("name", [name for name in config.shipped() if config.load(name).arms])
 def test_every_shipped_suite_renders_or_says_why_not(schema: Schema, name: str, tmp_path: Path) -> None:
     suite = config.load(name)
     cells = suite.cells(tmp_path)
@@ -73,7 +73,8 @@ def test_every_shipped_suite_renders_or_says_why_not(schema: Schema, name: str, 
     folders = [folder for cell in here for folder in render(suite, tmp_path, variant=cell, seed=0)]
     assert len(folders) == len(here) * len(suite.arms)
     assert [line for folder in folders for line in schema.wrong(values(folder))] == []
-    schema.compose(overrides(folders[-1]))
+    for folder in folders[-1:]:
+        schema.compose(overrides(folder))
 
 
 @pytest.mark.parametrize("key", ["data.trian_batch_size", "actor_rollout_ref.actor.optim.lrr", "algorithm.gama"])
@@ -179,6 +180,11 @@ def test_what_verl_cannot_do_is_an_error_and_nothing_is_written(
     with pytest.raises(CannotRunHereError, match=why):
         render(suite, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_suite_without_runs_says_so(tmp_path: Path) -> None:
+    with pytest.raises(SuiteError, match="suite s only probes: it has no runs to render"):
+        render(dataclasses.replace(SUITE, arms=()), tmp_path)
 
 
 @pytest.mark.parametrize(
