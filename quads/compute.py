@@ -83,6 +83,11 @@ def product_input(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if x.is_floating_point() and torch.is_autocast_enabled(kind) else x
 
 
+def as_written(x: torch.Tensor) -> torch.autocast:
+    """A context without autocast: a product computes in the precision that it says, FP32 sums included."""
+    return torch.autocast(x.device.type, enabled=False)
+
+
 class _GroupedMmAutocast(TorchFunctionMode):
     """Autocast does not know `grouped_mm` (pytorch #174763): cast its operands as it casts those of `mm`."""
 

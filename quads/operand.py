@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from quads.compute import product_input
+from quads.compute import as_written, product_input
 
 
 class Product(Protocol):
@@ -74,7 +74,9 @@ def _need(weight: OperandWeight, k_last: bool, what: str) -> Product:
 
 
 def _rows(x: Tensor, product: Product) -> Tensor:
-    return product.matmul(product_input(x).reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
+    x = product_input(x)
+    with as_written(x):
+        return product.matmul(x.reshape(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
 
 
 def _linear(input: Tensor, weight: OperandWeight, bias: Tensor | None = None) -> Tensor:
@@ -90,11 +92,15 @@ def _bmm(input: Tensor, mat2: OperandWeight) -> Tensor:
     product = _need(mat2, False, "bmm")
     rows = input.shape[1]
     ends = torch.arange(1, input.shape[0] + 1, dtype=torch.int32, device=input.device) * rows
-    return product.grouped_matmul(product_input(input).flatten(0, 1), ends).unflatten(0, (-1, rows))
+    input = product_input(input)
+    with as_written(input):
+        return product.grouped_matmul(input.flatten(0, 1), ends).unflatten(0, (-1, rows))
 
 
 def _grouped_mm(input: Tensor, weight: OperandWeight, offs: Tensor, **_: Any) -> Tensor:
-    return _need(weight, False, "grouped_mm").grouped_matmul(product_input(input), offs)
+    input, product = product_input(input), _need(weight, False, "grouped_mm")
+    with as_written(input):
+        return product.grouped_matmul(input, offs)
 
 
 def _getitem(weight: OperandWeight, index: Any) -> Any:

@@ -93,9 +93,10 @@ class TrainerProduct:
         return TrainerProduct(self.recipe, self.master[index], self.value[index])
 
     def matmul(self, x: Tensor) -> Tensor:
+        value = self.value.to(x.dtype)  # float32 masters may be computed with in bfloat16 (quads.compute)
         if self.recipe.backward == "dequantized":
-            return F.linear(self._activation(x), self.value)
-        return _MasterBackward.apply(x, self._activation(x).detach(), self.master, self.value.detach())
+            return F.linear(self._activation(x), value)
+        return _MasterBackward.apply(x, self._activation(x).detach(), self.master, value.detach())
 
     def grouped_matmul(self, x: Tensor, ends: Tensor) -> Tensor:
         bounds = [0, *ends.tolist()]

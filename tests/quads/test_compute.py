@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from quads.compensation import BlockSelector
 from quads.compute import ROLLOUT, TRAINER, Implementation, compute, implementation
+from quads.emulation.quantizers import quantize
 from quads.operand import OperandWeight
 from quads.qat import prepare_qat
+from quads.qdq import fp8_weight
 from quads.recipes import load
-from quads.rollout import rollout_numerics
+from quads.rollout import Fp8Product, Nvfp4Product, rollout_numerics
 from quads.sync import export_weights, verify_sync
 from tests.quads.tiny import tiny_model, tokens
 
@@ -96,3 +99,17 @@ def test_an_implementation_holds_inside_its_context_only() -> None:
     dense = tiny_model("llama")
     with implementation(dense, TRAINER), torch.no_grad():
         dense(tokens())
+
+
+def test_a_quantised_product_sums_in_the_precision_that_it_says_under_autocast() -> None:
+    """Autocast would round FP8's dequantised operands to bfloat16 before they are multiplied."""
+    torch.manual_seed(0)
+    x, w = torch.randn(8, 256).bfloat16(), torch.randn(32, 256)
+    for product in (Fp8Product(fp8_weight(w)), Nvfp4Product(quantize(w), load("nvfp4"), _no_residual(256), "w")):
+        expected = product.matmul(x)
+        with compute("bfloat16", CPU):
+            assert torch.equal(F.linear(x.float(), OperandWeight.wrap(w, product)), expected)
+
+
+def _no_residual(k: int) -> BlockSelector:
+    return BlockSelector(load("nvfp4"), k, 0)
