@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from quads.bench.results import FILE, Result, ResultsFile
@@ -89,17 +87,15 @@ class Comparison:
         return f"{len(self.changes)} cases on {self.machine}: {said}"
 
     def render(self) -> Group:
-        """Tables for a terminal: what fell, what rose, what decides nothing, what is gone; then the summary."""
-        parts: list[Table | Text] = [
-            _table(title, rows)
-            for title, rows in (
-                ("Slower beyond the noise", self.regressions), ("Faster beyond the noise", self.improvements),
-                ("Moved, but on a throttled or shared machine", self.undecided),
-            )
-            if rows
-        ]  # fmt: skip
-        parts += [Text(f"gone: {case}") for case in self.gone]
-        return Group(*parts, Text(self.summary()))
+        """Lines for a terminal: what fell, what rose, what decides nothing, what is gone; then the summary."""
+        titled = (
+            ("Slower beyond the noise", self.regressions), ("Faster beyond the noise", self.improvements),
+            ("Moved, but on a throttled or shared machine", self.undecided),
+        )  # fmt: skip
+        lines = []
+        for title, changes in titled:
+            lines += [Text(title, style="bold"), *map(_line, changes)] if changes else []
+        return Group(*lines, *(Text(f"gone: {case}") for case in self.gone), Text(self.summary()))
 
     def check(self) -> None:
         """Raise GateFailedError, in one line, where something became slower beyond the noise."""
@@ -148,15 +144,10 @@ def _high(one: Result) -> float:
     return one.seconds if one.seconds_high is None else one.seconds_high
 
 
-def _table(title: str, rows: list[Change]) -> Table:
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("case", overflow="fold")
-    for name in ("base us", "new us", "new / base"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("")
-    for row in rows:
-        table.add_row(row.case, _time(row.base), _time(row.new), f"{row.factor:.2f}x", row.marked)
-    return table
+def _line(change: Change) -> Text:
+    times = f"{_time(change.base)} -> {_time(change.new)} us"
+    said = f" ({change.marked})" if change.marked else ""
+    return Text(f"  {change.factor:5.2f}x  {change.case}  {times}{said}")
 
 
 def _time(one: Result) -> str:

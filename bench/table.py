@@ -30,7 +30,7 @@ def markdown(folder: Path) -> str:
     file = ResultsFile(folder)
     measured, modelled = list(file.results("measured")), list(file.results("modelled"))
     stamps = file.stamps()
-    parts = [head(stamps[-1] if stamps else {})]
+    parts = [head(stamps[-1]) if stamps and measured else "Nothing was measured."]
     parts += [compared(op, title, measured) for op, title in COMPARED.items()]
     parts += [shares(measured), others(measured), chips_table(modelled), rollouts(modelled)]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -69,5 +69,9 @@ def test_a_run_without_a_gpu_has_its_own_table(tmp_path: Path) -> None:
     assert "| emulator/nvfp4/quads.emulation/M=128 | 8.4 ms |" in text
 
 
+def test_predictions_alone_say_that_nothing_was_measured(tmp_path: Path) -> None:
+    assert table.markdown(write_run(tmp_path, [], chips=("GB10",))).startswith("Nothing was measured.\n\n*Modelled*")
+
+
 def test_a_bar_in_a_cell_does_not_break_the_table() -> None:
     assert table.grid(["a"], [["x|y"]]).splitlines()[-1] == "| x\\|y |"
