@@ -139,7 +139,7 @@ def outcome(cell: str, arm: str, runs: dict[int, Run], last_step: int) -> Outcom
         collapsed=tuple(_collapses(runs)),
         rollout_tokens_per_s=_median(records, "throughput/rollout_tokens_per_s"),
         step_tokens_per_s=_median(records, "throughput/step_tokens_per_s"),
-        memory_gib=max((record["memory/max_gib"] for record in records if "memory/max_gib" in record), default=None),
+        memory_gib=max((record["memory/peak_gib"] for record in records if "memory/peak_gib" in record), default=None),
     )
 
 

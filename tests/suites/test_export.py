@@ -28,9 +28,9 @@ def test_every_record_is_a_row_with_its_cell(tmp_path: Path) -> None:
 def test_a_key_that_some_records_lack_is_null_there(tmp_path: Path) -> None:
     out = write(tmp_path, ARMS)
     path = out / "plain" / "runs.jsonl"
-    path.write_text(path.read_text().replace('"reward/mean"', '"memory/max_gib": 1.5, "reward/mean"', 1))
+    path.write_text(path.read_text().replace('"reward/mean"', '"memory/peak_gib": 1.5, "reward/mean"', 1))
     export.write(out)
-    column = parquet.read_table(out / "runs.parquet")["memory/max_gib"].to_pylist()
+    column = parquet.read_table(out / "runs.parquet")["memory/peak_gib"].to_pylist()
     assert column[0] == 1.5 and set(column[1:]) == {None}
 
 
