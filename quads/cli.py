@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from quads import cli_bench, cli_check
+from quads import cli_bench, cli_check, cli_suite
 from quads.compare.config import CompareConfig
 from quads.errors import CannotRunHereError, GateFailedError
 from quads.options import command, numbers
@@ -208,6 +208,7 @@ def emulate_dialects() -> None:
 app.command("check")(cli_check.check)
 app.add_typer(cli_check.vectors, name="vectors", no_args_is_help=True)
 app.add_typer(cli_bench.bench, name="bench", no_args_is_help=True)
+app.add_typer(cli_suite.suite, name="suite", no_args_is_help=True)
 
 
 @app.command()

@@ -256,7 +256,7 @@ def _not_finite(value: Any) -> bool:
 
 
 def _memory() -> Record:
-    return {"memory/max_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}
+    return {"memory/peak_gib": torch.cuda.max_memory_allocated() / 2**30} if torch.cuda.is_available() else {}
 
 
 def _rewards(arm: Arm, policy: Policy, first: int) -> Rewards:
