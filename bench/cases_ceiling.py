@@ -32,7 +32,8 @@ def groups(device: str) -> Iterator[Group]:
 def _copy(size: int, device: str, _: None) -> Ready:
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return Ready(calls=[lambda: target.copy_(source)], bytes=2.0 * size)
+    # Not as a graph: a graph's copy node moves 2.8 TB/s on an H200 where the call moves 4.2.
+    return Ready(calls=[lambda: target.copy_(source)], bytes=2.0 * size, graph=False)
 
 
 def _product(n: int, device: str, dtype: torch.dtype, _: None) -> Ready:

@@ -102,11 +102,14 @@ def _timed(group: Group, checked: list[_Checked], monitor: Monitor, ceilings: Ce
     base = samples[0] if checked[0].case is group.cases[0] else None
     for c, own in zip(checked, samples, strict=True):
         window = monitor.window()
-        in_a_row = c.runner.in_a_row(monitor) if c.ready.in_a_row else timing.InARow()
-        conditions = during(together, window.conditions()) if in_a_row.seconds else together
-        result = _result(group, c, own, in_a_row, ceilings)
+        in_a_row = c.runner.in_a_row(group.in_a_row) if c.ready.in_a_row else None
+        conditions, watts = (during(together, window.conditions()), window.watts()) if in_a_row else (together, None)
+        result = replace(
+            _result(group, c, own, ceilings), in_a_row_seconds=in_a_row, conditions=conditions, stamp=stamp
+        )
         against = _against(group, own, base) if base is not None and own is not base else None
-        yield _with_goal(replace(result, conditions=conditions, against=against, stamp=stamp), c.case.goal)
+        energy = watts * in_a_row if watts and in_a_row else None
+        yield _with_goal(replace(result, against=against, energy_j=energy), c.case.goal)
 
 
 def during(rounds: Conditions, in_a_row: Conditions) -> Conditions:
@@ -115,7 +118,7 @@ def during(rounds: Conditions, in_a_row: Conditions) -> Conditions:
     return replace(in_a_row, throttle=reasons, marked=rounds.marked)
 
 
-def _result(group: Group, c: _Checked, own: list[float], in_a_row: timing.InARow, ceilings: Ceilings) -> Result:
+def _result(group: Group, c: _Checked, own: list[float], ceilings: Ceilings) -> Result:
     median, low, high = timing.median_interval(own)
     ready, peak = c.ready, ceilings.peak(c.ready.peak)
     moved, flops = ready.bytes or None, ready.flops or None
@@ -123,7 +126,7 @@ def _result(group: Group, c: _Checked, own: list[float], in_a_row: timing.InARow
         op=group.op, numerics=c.case.numerics, variant=c.case.variant, implementation=c.case.implementation,
         shape=group.shape, way=ready.way, method=c.runner.method, error=c.error, samples=tuple(own[:MOST_SAMPLES]),
         seconds=median, seconds_low=low, seconds_high=high, interval=timing.INTERVAL,
-        in_a_row_seconds=in_a_row.seconds, energy_j=in_a_row.joules, bytes=moved, flops=flops,
+        bytes=moved, flops=flops,
         bytes_per_s=moved and moved / median, flops_per_s=flops and flops / median,
         share_of_copy=moved / median / ceilings.copy if moved and ceilings.copy else None,
         share_of_matrix_peak=flops / median / peak if flops and peak else None,

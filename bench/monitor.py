@@ -1,6 +1,6 @@
 """Clocks, power, temperature and throttle reasons of the GPU while a case runs, through nvidia-ml-py; read, never set.
 
-A thread samples every 20 ms; `Monitor.window()` says what was seen since it was opened. Without a GPU or NVML the
+A thread samples every 10 ms; `Monitor.window()` says what was seen since it was opened. Without a GPU or NVML the
 window still gives the share of the processor that this process had. A case is marked "throttled" where NVML gives a
 reason to slow down other than being idle; "shared" where another process computes on the GPU, or where a case of one
 CPU thread had less than nine tenths of a core.
@@ -12,6 +12,7 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +20,8 @@ import torch
 
 from quads.bench.results import Conditions
 
-PERIOD = 0.02
+PERIOD = 0.01
+TICKS = 3  # moves of the energy counter that a power takes
 BUSY = 0.9
 # NVML's clocks-event reasons that slow a working GPU down; idle and application clocks are not among them.
 SLOWING = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "power brake"}
@@ -27,13 +29,18 @@ SLOWING = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "h
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at the GPU: MHz, watts, degrees Celsius, bit mask of reasons, processes that compute there."""
+    """One look at the GPU: MHz, watts, degrees Celsius, bit mask of reasons, processes that compute there.
+
+    joules: the GPU's energy counter, 0 where it has none; at: when, in seconds of `time.perf_counter`.
+    """
 
     clock: float
     power: float
     temperature: float
     reasons: int
     processes: int
+    joules: float = 0.0
+    at: float = 0.0
 
 
 class Device:
@@ -56,11 +63,9 @@ class Device:
             temperature=self._read(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             reasons=int(self._read(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)),
             processes=self._processes(),
+            joules=self._read(nvml.nvmlDeviceGetTotalEnergyConsumption, handle) / 1e3,
+            at=time.perf_counter(),
         )
-
-    def joules(self) -> float | None:
-        """Energy since the driver was loaded, None where the GPU does not count it."""
-        return self._read(self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle) / 1e3 or None
 
     def _processes(self) -> int:
         try:
@@ -81,6 +86,10 @@ class Window:
     def __init__(self, monitor: Monitor) -> None:
         self._monitor, self._first = monitor, len(monitor.samples)
         self._cpu, self._wall = time.process_time(), time.perf_counter()
+
+    def watts(self) -> float | None:
+        """Mean power by the energy counter, None where it did not move often enough to tell."""
+        return mean_power(self._monitor.samples[self._first :])
 
     def conditions(self) -> Conditions:
         """Summary of the samples so far, and one more taken now."""
@@ -107,6 +116,18 @@ def summary(samples: list[Sample]) -> Conditions:
         throttle=throttle,
         marked="shared" if shared else "throttled" if throttle else None,
     )
+
+
+def mean_power(samples: list[Sample]) -> float | None:
+    """Joules a second between the first and the last time that the energy counter moved.
+
+    The counter moves about ten times a second, so a difference between two arbitrary moments can be off by a tenth of a
+    second's energy at each end. None with fewer than TICKS moves.
+    """
+    moves = [now for before, now in pairwise(samples) if now.joules > before.joules > 0]
+    if len(moves) < TICKS:
+        return None
+    return (moves[-1].joules - moves[0].joules) / (moves[-1].at - moves[0].at)
 
 
 def cpu_conditions(share: float, threads: int) -> Conditions:
@@ -148,10 +169,6 @@ class Monitor:
     def window(self) -> Window:
         """Begin to watch a case."""
         return Window(self)
-
-    def joules(self) -> float | None:
-        """The GPU's energy counter."""
-        return self.device.joules() if self.device else None
 
     def look(self) -> None:
         """Take a sample now."""

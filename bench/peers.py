@@ -49,6 +49,8 @@ def missing_deep_gemm() -> str:
     """Reason why DeepGEMM cannot be called, on its own or out of vLLM's wheel."""
     if support.missing_hopper() and support.missing_blackwell():
         return f"needs sm_90 or newer; found {support.device_name()}"
+    if not any(importlib.util.find_spec(package) for package in ("deep_gemm", "vllm")):
+        return "needs deep_gemm, or vllm, whose wheel holds it; neither is installed"
     from quads.bench.peers_cuda import deep_gemm
 
     try:

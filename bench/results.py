@@ -2,7 +2,8 @@
 
 Kinds of line (`kind`): `stamp` (first; what quads.provenance says of the machine and the source), `result`, `check` (a
 correctness check that ran), `absent` (a peer that is not installed here), `skipped` (a case that was not run, and why),
-`failed` (a case that raised). A result's label is `measured` or `modelled`. Seconds are of one call.
+`failed` (a case that raised), `group` (what measuring one shape cost, in seconds). A result's label is `measured` or
+`modelled`. Seconds are of one call.
 """
 
 from __future__ import annotations

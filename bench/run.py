@@ -134,6 +134,7 @@ class _Job:
         if todo and self.config.workers:
             seconds = warm.compile_all(self.config.workers, self.config.only, self.config.quick, self._left())
             self.console.print(f"kernels compiled by {self.config.workers} processes in {seconds:.0f} s")
+            self.file.append({"kind": "group", "case": "compile", "seconds": round(seconds, 1), "stamp": self.stamp})
 
     def _left(self) -> float | None:
         return None if self.config.budget is None else self.config.budget - (time.monotonic() - self.started)
@@ -152,8 +153,11 @@ class _Job:
         elif why := self._check(group):
             self._write({"kind": "failed", "case": group.title, "why": f"{why}; not timed"})
         else:
+            started = time.monotonic()
             for line in measure(group, monitor, self.ceilings, self.stamp):
                 self._write(line)
+            took = round(time.monotonic() - started, 1)
+            self.file.append({"kind": "group", "case": group.title, "seconds": took, "stamp": self.stamp})
 
     def _name_absent(self, group: Group) -> None:
         for case in group.cases:
@@ -167,15 +171,16 @@ class _Job:
             return ""
         name = check.__name__
         if name not in self.passed:
-            missing = group.cases[0].missing()
-            compared = []
+            missing, started, compared = group.cases[0].missing(), time.monotonic(), []
             try:
                 compared = [] if missing else list(check())
                 self.passed[name] = ""
             except Exception as error:
                 self.passed[name] = f"check '{name}' failed: {one_line(error)}"
             good = not self.passed[name]
-            self._write({"kind": "check", "name": name, "passed": good, "compared": compared, "why": self.passed[name]})
+            took = round(time.monotonic() - started, 1)
+            found = {"passed": good, "compared": compared, "why": self.passed[name], "seconds": took}
+            self._write({"kind": "check", "name": name, **found})
         return self.passed[name]
 
     def _write(self, line: Result | Record) -> None:
@@ -190,7 +195,7 @@ class _Job:
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if isinstance(line, Result) and line.op == "ceiling":
             self.ceilings = self.ceilings.joined(line)
-        self.console.print(_printed(record), soft_wrap=True)
+        self.console.print(f"{time.monotonic() - self.started:5.0f} s {_printed(record)}", soft_wrap=True)
 
     def roll_out(self) -> None:
         """Rollouts in vLLM: those that were measured before, or run now where vLLM and the budget allow."""

@@ -1,9 +1,9 @@
 """Time calls that do the same work on different inputs, several implementations in the same rounds.
 
 On a GPU a sample is one replay of a CUDA graph that holds one call, between two events, after L2 was cleared; clearing
-it also hides the launch. `in a row` is one graph that holds the calls on all inputs, replayed for a quarter of a second
-and divided by the number of calls: launches overlap as they do in a decoding step, weights are cold because the inputs
-rotate, and the energy counter has time to count. What cannot be captured is called directly.
+it also hides the launch. `in a row` is one graph that holds the calls on all inputs, replayed for some tenths of a
+second and divided by the number of calls: launches overlap as they do in a decoding step, weights are cold because the
+inputs rotate, and the energy counter has time to move. What cannot be captured is called directly.
 On a CPU a sample is one call: CPU time where torch has one thread, so that a busy machine is told from a slow call,
 else wall-clock time.
 
@@ -18,28 +18,16 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
 import torch
-
-from quads.bench.monitor import Monitor
 
 Call = Callable[[], Any]
 INTERVAL = "95 % of the median"
 ROUNDS = 30
 FEWEST = 5
 SECONDS = 0.6  # that the rounds of one case may take, beyond the fewest
-IN_A_ROW_SECONDS = 0.25
-
-
-@dataclass(frozen=True)
-class InARow:
-    """Seconds and joules of a call among others; None where the GPU counts no energy or nothing was measured."""
-
-    seconds: float | None = None
-    joules: float | None = None
 
 
 class Runner(Protocol):
@@ -59,8 +47,8 @@ class Runner(Protocol):
     def sample(self, turn: int) -> float:
         """Seconds of one call."""
 
-    def in_a_row(self, monitor: Monitor) -> InARow:
-        """Seconds and joules of a call among others."""
+    def in_a_row(self, seconds: float) -> float | None:
+        """Seconds of a call among others, called for `seconds`; None where that is not measured."""
 
 
 class CpuRunner:
@@ -87,8 +75,8 @@ class CpuRunner:
         self.call(turn)
         return self._clock() - start
 
-    def in_a_row(self, monitor: Monitor) -> InARow:
-        return InARow()
+    def in_a_row(self, seconds: float) -> float | None:
+        return None
 
 
 @cache
@@ -136,15 +124,12 @@ class CudaRunner:
             self.prepare()
             return _span(lambda: self.call(turn))
 
-    def in_a_row(self, monitor: Monitor) -> InARow:
+    def in_a_row(self, seconds: float) -> float | None:
         with self.active():
             once = statistics.median(_span(self._together) for _ in range(3))
-            repeats = max(3, math.ceil(IN_A_ROW_SECONDS / max(once, 1e-6)))
-            before = monitor.joules()
-            seconds = _span(lambda: [self._together() for _ in range(repeats)]) / repeats
-            after = monitor.joules()
-        joules = (after - before) / (repeats * self._count) if before and after else None
-        return InARow(seconds / self._count, joules)
+            repeats = max(3, math.ceil(seconds / max(once, 1e-6)))
+            took = _span(lambda: [self._together() for _ in range(repeats)]) / repeats
+        return took / self._count
 
     def _captured(self, calls: Sequence[Call]) -> Call:
         with self.active():

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from quads.bench.monitor import Device, Monitor, Sample, cpu_conditions, summary
+from quads.bench.monitor import Device, Monitor, Sample, cpu_conditions, mean_power, summary
 
 QUIET = Sample(clock=1980.0, power=500.0, temperature=60.0, reasons=0x1, processes=1)
 
@@ -19,9 +19,6 @@ class Scripted(Device):
 
     def sample(self) -> Sample:
         return self._samples.pop(0) if len(self._samples) > 1 else self._samples[0]
-
-    def joules(self) -> float | None:
-        return 12.0
 
 
 def changed(**values: float) -> Sample:
@@ -47,6 +44,22 @@ def test_clocks_are_lowest_median_highest_and_the_temperature_the_highest() -> N
     found = summary([changed(clock=float(c), temperature=float(c) / 10) for c in (300, 900, 600)])
     assert found.sm_clock_mhz == (300.0, 600.0, 900.0)
     assert found.temperature_c == 90.0
+
+
+def counter(*joules: float) -> list[Sample]:
+    return [changed(joules=j, at=0.05 * i) for i, j in enumerate(joules)]
+
+
+def test_power_is_counted_between_moves_of_the_energy_counter() -> None:
+    assert mean_power(counter(100, 100, 150, 150, 200, 200, 250, 250)) == pytest.approx(500)
+
+
+def test_an_energy_counter_that_hardly_moves_gives_no_power() -> None:
+    assert mean_power(counter(100, 100, 150, 150, 200)) is None
+
+
+def test_a_gpu_without_an_energy_counter_gives_no_power() -> None:
+    assert mean_power(counter(*[0.0] * 20)) is None
 
 
 def test_a_window_holds_only_what_came_after_it_was_opened() -> None:

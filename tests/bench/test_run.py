@@ -146,7 +146,7 @@ def test_an_absent_peer_is_named_once(tmp_path: Path, calls: Calls, monkeypatch:
 def test_a_half_written_line_is_dropped_and_its_case_measured_again(tmp_path: Path, calls: Calls) -> None:
     run.run(config(tmp_path), quiet())
     path = tmp_path / "results.jsonl"
-    whole = [line for line in path.read_bytes().splitlines(keepends=True) if b'"rollout"' not in line]
+    whole = [line for line in path.read_bytes().splitlines(keepends=True) if b'"kind": "result"' in line]
     path.write_bytes(b"".join(whole[:-1]) + whole[-1][:20])
     calls.made.clear()
     run.run(config(tmp_path), quiet())
