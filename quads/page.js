@@ -14,7 +14,7 @@ function draw(id, spec) { drawChosen(id, { "": spec }, []); }
 
 function drawChosen(id, specs, by) {
   plots.set(id, { specs, by });
-  paint(id);
+  if (document.readyState !== "loading") paint(id);
 }
 
 function paint(id) {
@@ -43,13 +43,17 @@ function themed(layout) {
 
 function paintAll() { plots.forEach((_, id) => paint(id)); }
 
-// Sets a selector: plots that depend on it, elements marked data-only, and the same selector elsewhere follow.
-function choose(name, value) {
+// Sets a selector: elements marked data-only and the same selector elsewhere follow.
+function set(name, value) {
   choices[name] = value;
   document.querySelectorAll(`select[data-choice="${name}"]`).forEach(select => { select.value = value; });
   document.querySelectorAll("[data-only]").forEach(part => {
     part.hidden = Object.entries(JSON.parse(part.dataset.only)).some(([key, only]) => choices[key] !== only);
   });
+}
+
+function choose(name, value) {
+  set(name, value);
   plots.forEach(({ by }, id) => { if (by.includes(name)) paint(id); });
 }
 
@@ -71,7 +75,11 @@ addEventListener("change", ({ target }) => {
   if (target.dataset.choice) choose(target.dataset.choice, target.value);
   if (target.dataset.series) tick(target.dataset.series, target.checked);
 });
-addEventListener("DOMContentLoaded", () => Object.keys(choices).forEach(name => choose(name, choices[name])));
+// Only now has every figure the width that it keeps.
+addEventListener("DOMContentLoaded", () => {
+  Object.entries(choices).forEach(([name, value]) => set(name, value));
+  paintAll();
+});
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
 addEventListener("beforeprint", () => onPaper(true));
 addEventListener("afterprint", () => onPaper(false));

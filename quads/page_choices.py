@@ -47,7 +47,7 @@ def selector(name: str, label: str, options: Sequence[tuple[str, str]]) -> str:
     """
     if not options:
         return ""
-    chosen = f"<script>choose({inline(name)}, {inline(options[0][0])})</script>"
+    chosen = f"<script>set({inline(name)}, {inline(options[0][0])})</script>"
     if len(options) == 1:
         return chosen
     entries = "".join(f'<option value="{html.escape(value)}">{html.escape(text)}</option>' for value, text in options)

@@ -29,6 +29,7 @@ FIGURES = (
 _DRAWN = """() => [...document.querySelectorAll(".plot")].map(plot => ({
   id: plot.id, layers: plot.querySelectorAll(".main-svg .cartesianlayer").length, width: plot.clientWidth,
   marks: [...plot.querySelectorAll("path.js-line, .points path")].filter(p => p.getAttribute("d").length > 8).length,
+  svg: plot.querySelector(".main-svg")?.clientWidth,
   ink: plot.querySelector(".xtick text") && getComputedStyle(plot.querySelector(".xtick text")).fill,
 }))"""
 
@@ -70,6 +71,7 @@ def test_every_plot_draws_and_no_script_fails(browser: Any, path: Path, scheme: 
         assert plot["layers"] == 1, plot
         assert plot["marks"] >= 3, plot
         assert plot["width"] > 300, plot
+        assert plot["svg"] == plot["width"], plot
     assert errors(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") == width  # wide tables scroll inside
 
@@ -161,7 +163,7 @@ def test_a_suite_with_parts_missing_draws_the_rest(
     page = opened(browser, report.write(write_suite(tmp_path, made_suite(**made))))
     plots = drawn(page).values()
     assert len(plots) == figures
-    assert all(plot["layers"] == 1 and plot["marks"] >= 3 for plot in plots)
+    assert all(plot["layers"] == 1 and plot["marks"] >= 3 and plot["svg"] == plot["width"] for plot in plots)
     assert errors(page) == []
 
 
