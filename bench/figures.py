@@ -15,6 +15,7 @@ ORDER = (
     "moe", "gemm", "rollout", "quantize", "quantize_rac", "fake_quantize", "outer_scale", "refit", "train_step",
     "emulator", "diagnose", "ceiling",
 )  # fmt: skip
+LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"}
 
 
 def family(numerics: str) -> str:
@@ -58,19 +59,24 @@ def bars(results: Sequence[Result]) -> ChosenFigure:
 
 
 def _bars(rows: list[Result]) -> Spec:
+    """Each case a bar and, above it, its name and numbers: names beside bars would leave a phone no room."""
     traces = []
-    for one in rows[::-1]:
+    for place, one in enumerate(rows[::-1]):
         middle, low, high = (1e6 * t for t in (one.seconds, one.seconds_low or one.seconds, end_of(one)))
+        shared = {"showlegend": False, "legendgroup": family(one.numerics)}
         traces.append({
-            "type": "bar", "orientation": "h", "x": [middle], "y": [_marked(one)], "showlegend": False,
-            "legendgroup": family(one.numerics), "marker": {"color": color(family(one.numerics))},
-            "error_x": whiskers([middle - low], [high - middle]), "text": [_said(one)], "textposition": "outside",
-            "cliponaxis": False, "hovertext": [f"{one.case}<br>{one.method} {one.way}"], "hoverinfo": "text",
+            "type": "bar", "orientation": "h", "x": [middle], "y": [place], "width": 0.4, **shared,
+            "marker": {"color": color(family(one.numerics))}, "error_x": whiskers([middle - low], [high - middle]),
+            "hovertext": [f"{one.case}<br>{one.method} {one.way}"], "hoverinfo": "text",
+        })  # fmt: skip
+        traces.append({
+            "type": "scatter", "mode": "text", "x": [0], "y": [place + 0.42], "text": [_said(one)],
+            "textposition": "middle right", "hoverinfo": "skip", **shared,
         })  # fmt: skip
     layout = {
-        "margin": {"l": 250, "r": 90, "t": 10, "b": 45}, "height": 90 + 30 * len(rows), "barmode": "overlay",
-        "xaxis": {"title": {"text": "microseconds"}, "range": [0, 1.45e6 * max(map(end_of, rows))]},
-        "yaxis": {"automargin": True},
+        "margin": {"l": 10, "r": 10, "t": 5, "b": 45}, "height": 70 + 46 * len(rows), "barmode": "overlay",
+        "xaxis": {"title": {"text": "microseconds"}, "rangemode": "tozero", "tickformat": ",~r"},
+        "yaxis": {"visible": False, "range": [-0.4, len(rows) - 0.3]},
     }  # fmt: skip
     return {"data": traces, "layout": layout}
 
@@ -80,16 +86,12 @@ def end_of(one: Result) -> float:
     return one.seconds_high or one.seconds
 
 
-def _marked(one: Result) -> str:
-    return label(one) + (" †" if one.conditions.marked else "")
-
-
 def _said(one: Result) -> str:
-    parts = [f"\u2002{one.seconds * 1e6:,.1f}"]  # a space clear of the whisker
+    parts = [f"{label(one)}: {one.seconds * 1e6:,.1f} us"]
     for share, of in ((one.share_of_copy, "of copy"), (one.share_of_matrix_peak, "of peak")):
         if share and share >= 0.005:
             parts.append(f"{share:.0%} {of}")
-    return " · ".join(parts)
+    return ", ".join(parts) + (" †" if one.conditions.marked else "")
 
 
 def whiskers(below: list[float], above: list[float]) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def _roofline(roofs: Sequence[Roof], points: Sequence[tuple[float, Result]]) -> 
             "text": [f"{one.case}<br>{one.seconds * 1e6:,.1f} us" for _, one in own], "hoverinfo": "text",
             "marker": {"color": color(numerics), "size": 8, "symbol": "circle" if op == "gemm" else "diamond"},
         })  # fmt: skip
-    return {"data": data, "layout": logarithmic("FLOPs per byte", "TFLOP/s")}
+    return {"data": data, "layout": logarithmic("FLOPs per byte", "TFLOP/s", data)}
 
 
 def line_of(one: Roof, low: float, high: float) -> Spec:
@@ -136,13 +138,17 @@ def line_of(one: Roof, low: float, high: float) -> Spec:
     }  # fmt: skip
 
 
-def logarithmic(x: str, y: str, **more: Any) -> dict[str, Any]:
-    """A layout with two logarithmic axes."""
-    axes = {
-        f"{name}axis": {"type": "log", "title": {"text": text}, "tickformat": ",~r", "dtick": "D2", "automargin": True}
-        for name, text in (("x", x), ("y", y))
-    }
+def logarithmic(x: str, y: str, data: Sequence[Spec] = (), **more: Any) -> dict[str, Any]:
+    """A layout with two logarithmic axes for `data`, with fewer ticks where it spans more than three decades."""
+    axes = {}
+    for name, text in (("x", x), ("y", y)):
+        values = [value for trace in data for value in trace[name] if value]
+        wide = bool(values) and max(values) > 1e3 * min(values)
+        axes[f"{name}axis"] = {
+            "type": "log", "title": {"text": text}, "tickformat": ",~r", "dtick": 1 if wide else "D2",
+            "automargin": True,
+        }  # fmt: skip
     return {
         **axes, "margin": {"l": 70, "r": 20, "t": 10, "b": 50}, "height": 440, "showlegend": True,
-        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top"}, "hovermode": "closest", **more,
+        "legend": LEGEND, "hovermode": "closest", **more,
     }  # fmt: skip

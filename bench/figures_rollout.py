@@ -39,7 +39,7 @@ def _measured(rows: Sequence[Result]) -> Spec:
             "line": {"color": color(family(own[0].numerics)), "width": 2},
             "marker": {"symbol": _symbol(rows, own[0]), "size": 8},
         })  # fmt: skip
-    return {"data": data, "layout": logarithmic("batch", "output tokens/s")}
+    return {"data": data, "layout": logarithmic("batch", "output tokens/s", data)}
 
 
 def _symbol(rows: Sequence[Result], one: Result) -> str:
@@ -86,7 +86,7 @@ def _by_model(rows: Sequence[Result]) -> dict[str, list[Result]]:
 
 def _speeds(rows: Sequence[Result]) -> Spec:
     data = [_line(rows, name, lambda one: speed(one, host=False)) for name in dict.fromkeys(map(label, rows))]
-    return {"data": data, "layout": logarithmic("batch", "output tokens/s")}
+    return {"data": data, "layout": logarithmic("batch", "output tokens/s", data)}
 
 
 def _ratios(rows: Sequence[Result]) -> Spec:
@@ -105,7 +105,7 @@ def _ratios(rows: Sequence[Result]) -> Spec:
         "type": "scatter", "mode": "lines", "name": f"the abstract: about {PAPER}x", "x": [batches[0], batches[-1]],
         "y": [PAPER, PAPER], "line": {"color": "#888", "dash": "dash", "width": 2}, "hoverinfo": "name",
     })  # fmt: skip
-    return {"data": data, "layout": {**logarithmic("batch", ""), "yaxis": _RATIO}}
+    return {"data": data, "layout": {**logarithmic("batch", "", data), "yaxis": _RATIO}}
 
 
 def _line(rows: Sequence[Result], name: str, value: Callable[[Result], float], *, faint: bool = False) -> Spec:

@@ -80,7 +80,7 @@ def lines(along: Scaling, value: Callable[[Result], float], y: str) -> Spec:
             "x": [x for x, _ in own], "y": [value(one) for _, one in own],
             "line": {"color": color(family(first.numerics)), "dash": dash, "width": 2},
         })  # fmt: skip
-    return {"data": data, "layout": logarithmic(along.axis, y)}
+    return {"data": data, "layout": logarithmic(along.axis, y, data)}
 
 
 def energy(results: Sequence[Result]) -> ChosenFigure:

@@ -60,13 +60,17 @@ def test_names_from_outside_are_text_and_not_markup(tmp_path: Path) -> None:
 def test_every_case_is_in_the_bars_of_its_group(folder: Path) -> None:
     measured = list(ResultsFile(folder).results("measured"))
     specs = figures.bars(measured).specs
-    assert sum(len(spec["data"]) for spec in specs.values()) == len(measured)
+    drawn = [trace for spec in specs.values() for trace in spec["data"]]
+    assert sum(trace["type"] == "bar" for trace in drawn) == len(measured)
+    assert {trace["text"][0].split(":")[0] for trace in drawn if "text" in trace} == {
+        figures.label(r) for r in measured
+    }
 
 
 def test_a_bars_whiskers_are_the_results_interval() -> None:
     one = next(r for r in results() if r.op == "moe")
     [spec] = figures.bars([one]).specs.values()
-    [trace] = spec["data"]
+    trace, _ = spec["data"]
     assert trace["x"][0] + trace["error_x"]["array"][0] == pytest.approx(1e6 * (one.seconds_high or 0))
     assert trace["x"][0] - trace["error_x"]["arrayminus"][0] == pytest.approx(1e6 * (one.seconds_low or 0))
 
