@@ -79,6 +79,8 @@ def _check(group: Group, case: Case, inputs: Any) -> _Checked | Record:
         if error is not None and not error <= 1:
             return failed(group.name(case), f"wrong result: {error:.3g} times the bound; not timed")
         return _Checked(case, ready, timing.runner(ready.calls, group.device, graph=ready.graph), error)
+    except ImportError as error:  # installed, but not what it needs itself
+        return {"kind": "absent", "peer": case.implementation, "op": group.op, "why": one_line(error)}
     except AssertionError as error:
         return failed(group.name(case), f"wrong result: {one_line(error)}; not timed")
     except Exception as error:  # a peer of another version, a kernel that does not compile: said, and passed over

@@ -178,8 +178,8 @@ class ResultsFile:
         yield from (one for one in map(result, latest.values()) if label in ("", one.label))
 
     def stamps(self) -> list[Record]:
-        """Stamps, oldest first; a resumed run adds one."""
-        return self.records("stamp")
+        """Stamps of runs, oldest first; a resumed run adds one. Results read in from elsewhere have one `of` their own."""
+        return [stamp for stamp in self.records("stamp") if "of" not in stamp]
 
 
 __all__ = ["FILE", "SCHEMA", "Against", "Conditions", "ModelError", "Result", "ResultsFile", "case_name", "result"]

@@ -6,6 +6,7 @@ times arms one after the other and gives a rate a load, no samples: results have
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -46,9 +47,13 @@ def results(path: Path, stamp: str) -> Iterator[Result]:
                 yield _result(name, int(batch), layers, rate, arms.get(BASE, {}).get("tokens_per_s", {}), stamp)
 
 
-def lines(path: Path, stamp: str) -> Iterator[Result | Record]:
-    """Results, then the arms that gave none."""
-    yield from results(path, stamp)
+def lines(path: Path) -> Iterator[Result | Record]:
+    """The script's stamp, results that carry its key, then the arms that gave none."""
+    stamp = json.loads(path.read_text()).get("stamp", {})
+    key = hashlib.sha256(json.dumps(stamp, sort_keys=True).encode()).hexdigest()[:12]
+    found = list(results(path, key))
+    yield {"kind": "stamp", **stamp, "of": "rollout", "stamp": key}
+    yield from found
     yield from failures(path)
 
 

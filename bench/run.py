@@ -184,7 +184,7 @@ class _Job:
         return self.passed[name]
 
     def _write(self, line: Result | Record) -> None:
-        record = line.record() if isinstance(line, Result) else {**line, "stamp": self.stamp}
+        record = line.record() if isinstance(line, Result) else {"stamp": self.stamp, **line}
         kind = record["kind"]
         if kind == "absent":
             key = (record["peer"], record["why"])
@@ -192,6 +192,8 @@ class _Job:
                 return
             self.absent.add(key)
         self.file.append(record)
+        if kind == "stamp":
+            return
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if isinstance(line, Result) and line.op == "ceiling":
             self.ceilings = self.ceilings.joined(line)
@@ -200,7 +202,7 @@ class _Job:
     def roll_out(self) -> None:
         """Rollouts in vLLM: those that were measured before, or run now where vLLM and the budget allow."""
         wanted = not self.config.only or "rollout" in self.config.only
-        if not wanted or any(case.startswith("rollout/") for case in self.done):
+        if not wanted or any(r.op == "rollout" for r in self.file.results("measured")):
             return
         given, left = self.config.rollout, self._left()
         if given is None and (why := rollouts.missing(left)):
@@ -208,7 +210,7 @@ class _Job:
             return
         try:
             path = given or rollouts.run(self.config.out, left)
-            for line in rollouts.lines(path, self.stamp):
+            for line in rollouts.lines(path):
                 self._write(line)
         except Exception as error:
             self._write({"kind": "failed", "case": "rollout", "why": one_line(error)})

@@ -52,6 +52,23 @@ def run(
         raise GateFailedError(f"no case could be measured; {outcome.failed} failed")
 
 
+@bench.command("add-rollouts")
+def add_rollouts(
+    folder: Annotated[Path, typer.Argument(help="Folder with results.jsonl.")],
+    measured: Annotated[Path, typer.Argument(help="vllm.json of bench/h200_vllm.py.")],
+) -> None:
+    """Add rollouts in vLLM that were measured on their own to a folder of results."""
+    from quads.bench import rollouts
+    from quads.bench.results import Result, ResultsFile
+
+    file = ResultsFile(folder)
+    file.records()
+    lines = list(rollouts.lines(measured))
+    for line in lines:
+        file.append(line)
+    Console().print(f"{sum(isinstance(line, Result) for line in lines)} rollouts added to {file.path}")
+
+
 @bench.command("report")
 def report(folder: Annotated[Path, typer.Argument(help="Folder with results.jsonl.")]) -> None:
     """Write report.html and table.md of a folder of results."""

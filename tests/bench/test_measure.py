@@ -62,6 +62,14 @@ def test_a_peer_that_is_not_installed_is_named_with_its_reason() -> None:
     assert lines[0] == {"kind": "absent", "peer": "peer", "op": "gemm", "why": "needs peer; it is not installed"}
 
 
+def test_a_peer_that_does_not_import_is_absent() -> None:
+    def broken(_: Any) -> Ready:
+        raise ModuleNotFoundError("No module named 'scipy'")
+
+    (line,) = measured(case("peer", broken))
+    assert (line["kind"], line["why"]) == ("absent", "ModuleNotFoundError: No module named 'scipy'")
+
+
 def test_inputs_that_cannot_be_made_fail_the_group_only() -> None:
     group = Group(op="gemm", shape={"M": 1}, device="cpu", cases=(case("ours", ready()),), inputs=lambda: raises(None))
     (line,) = measure(group, Monitor(), Ceilings(), "stamp")

@@ -186,7 +186,7 @@ def test_a_model_that_fails_leaves_what_was_measured(
 def test_rollouts_measured_before_are_read(tmp_path: Path, calls: Calls) -> None:
     given = tmp_path / "vllm.json"
     arms = {"throughput": {"nvfp4": {"tokens_per_s": {"32": 4096.0}}}}
-    given.write_text(json.dumps({"options": {"layers": 8}, "results": arms}))
+    given.write_text(json.dumps({"options": {"layers": 8}, "stamp": {}, "results": arms}))
     run.run(config(tmp_path / "out", rollout=given), quiet())
     assert [r.seconds for r in ResultsFile(tmp_path / "out").results() if r.op == "rollout"] == [1.0]
 

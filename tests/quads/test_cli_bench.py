@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -82,6 +83,20 @@ def test_a_slower_run_is_exit_code_1_and_names_the_case(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "slower beyond the noise: gemm/nvfp4/ours/M=1 2.00x" in run.stderr
     assert quads("compare", str(tmp_path / "base"), str(tmp_path / "base")).returncode == 0
+
+
+def test_rollouts_are_added_with_a_stamp_of_their_own(tmp_path: Path) -> None:
+    file = ResultsFile(tmp_path)
+    file.append({"kind": "stamp", "stamp": "run", "cpu": "a processor", "gpu": None})
+    arms = {"throughput": {"nvfp4": {"tokens_per_s": {"32": 4096.0}}}}
+    document = {"options": {"layers": 8}, "stamp": {"cpu": "another"}, "results": arms}
+    (tmp_path / "vllm.json").write_text(json.dumps(document))
+    run = quads("add-rollouts", str(tmp_path), str(tmp_path / "vllm.json"))
+    assert run.returncode == 0, run.stderr
+    (rollout,) = file.results()
+    assert (rollout.op, rollout.seconds) == ("rollout", 1.0)
+    assert [stamp["stamp"] for stamp in file.stamps()] == ["run"]
+    assert rollout.stamp in {record["stamp"] for record in file.records("stamp")}
 
 
 def test_one_operation_runs_from_the_command_line_and_leaves_results(tmp_path: Path) -> None:
