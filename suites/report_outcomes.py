@@ -6,12 +6,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
+from scipy.ndimage import median_filter
+
 from quads.page_choices import ChosenFigure, Spec
 from quads.suites.report_numbers import interval, known
 from quads.suites.report_style import Look, faint
 
 Numbers = dict[str, Any]
 LOG = {"type": "log", "tickformat": "~g", "nticks": 7}
+LONG, WINDOW = 400, 25  # steps from which on a curve is drawn as its running median, and over how many steps
 _GAPS = (
     ("gap_mean", "mean", "Mean of the step's tokens."),
     ("gap_p99", "99th percentile", "One token in a hundred differs by more."),
@@ -29,6 +33,9 @@ def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
 
     def over_steps(key: str, cell: str) -> Spec | None:
         return _over_steps(curves[cell], key, look, _steps("|Δ log p|", LOG))
+
+    longest = max(len(curve["steps"]) for curve in summary["curves"]) if summary["curves"] else 0
+    smoothed = f" Thick: the median of {WINDOW} steps." if longest > LONG else ""
 
     def figure(name: str, title: str, note: str, draw: Callable[[str], Spec | None]) -> ChosenFigure:
         specs = {cell: spec for cell in cells if (spec := draw(cell))}
@@ -50,13 +57,13 @@ def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
         yield figure(
             key.replace("_", "-"),
             f"Gap over steps: {title}",
-            f"|log p trainer − log p rollout| of the same tokens, before the step's update. {note}",
+            f"|log p trainer − log p rollout| of the same tokens, before the step's update. {note}{smoothed}",
             partial(over_steps, key),
         )
     yield figure(
         "reward",
         "Reward over steps",
-        "Mean reward of the sampled answers; every step asks other problems.",
+        f"Mean reward of the sampled answers; every step asks other problems.{smoothed}",
         lambda cell: _over_steps(curves[cell], "reward", look, _steps("mean reward")),
     )
     yield figure(
@@ -104,11 +111,20 @@ def _steps(title: str, axis: Numbers | None = None) -> Numbers:
 
 def _over_steps(curves: list[Numbers], key: str, look: Look, layout: Numbers) -> Spec | None:
     drawn = [curve for curve in curves if any(known(value) for value in curve.get(key) or ())]
-    data = [
-        look.trace(curve["arm"], x=curve["steps"], y=curve[key], mode="lines", line=look.line(curve["arm"]))
-        for curve in drawn
-    ]
-    return {"data": data, "layout": layout} if data else None
+    lines = [trace for curve in drawn for trace in _line(curve, key, look)]
+    return {"data": lines, "layout": layout} if lines else None
+
+
+def _line(curve: Numbers, key: str, look: Look) -> Iterator[Numbers]:
+    """The values; of a long run faintly, with their running median over them."""
+    arm, line, values = curve["arm"], look.line(curve["arm"]), curve[key]
+    if len(values) <= LONG:
+        yield look.trace(arm, x=curve["steps"], y=values, mode="lines", line=line)
+        return
+    faintly = {"color": faint(line["color"], 0.3), "width": 1}
+    yield look.trace(arm, x=curve["steps"], y=values, mode="lines", line=faintly, hoverinfo="skip")
+    median = median_filter(np.array(values, dtype=np.float64), size=WINDOW, mode="nearest")
+    yield look.trace(arm, x=curve["steps"], y=median.tolist(), mode="lines", line=line)
 
 
 def _accuracy(curves: list[Numbers], look: Look) -> Spec | None:

@@ -201,7 +201,12 @@ def _value(entry: Any) -> Any:
 def _layout(title: str, axis: Numbers | None = None, *, legend: bool = False) -> Numbers:
     """`legend`: of its own, above the plot, where the lines are no arms."""
     return {
-        "yaxis": {"title": {"text": title, "standoff": 8}, "automargin": True, "rangemode": "nonnegative", **(axis or {})},
+        "yaxis": {
+            "title": {"text": title, "standoff": 8},
+            "automargin": True,
+            "rangemode": "nonnegative",
+            **(axis or {}),
+        },
         "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
         "hovermode": "closest",
         "showlegend": legend,

@@ -67,6 +67,16 @@ def test_nothing_is_drawn_of_what_was_not_measured() -> None:
     assert "memory" not in found
 
 
+def test_a_long_run_has_its_running_median_over_its_faint_values() -> None:
+    summary = made_suite(cells=("plain",), arms=("bf16",), steps=1500)
+    summary["curves"][0]["gap_max"][700] = 1e3  # one wild step
+    figure = drawn(summary)["gap-max"]
+    faint, thick = figure.specs["plain"]["data"]
+    assert faint["y"][700] == 1e3
+    assert len(thick["y"]) == 1500 and max(thick["y"]) < 1
+    assert "median of 25 steps" in figure.note
+
+
 def test_memory_is_drawn_where_it_was_measured() -> None:
     summary = made_suite(cells=("plain",), arms=("bf16", "quads"))
     summary["outcomes"][1]["memory_gib"] = 3.25
