@@ -178,7 +178,7 @@ class ResultsFile:
         yield from (one for one in map(result, latest.values()) if label in ("", one.label))
 
     def stamps(self) -> list[Record]:
-        """Stamps of runs, oldest first; a resumed run adds one. Results read in from elsewhere have one `of` their own."""
+        """Stamps of runs, oldest first; a resumed run adds one. What was read in from elsewhere has one `of` its own."""
         return [stamp for stamp in self.records("stamp") if "of" not in stamp]
 
 
