@@ -15,6 +15,7 @@ PHONE, DESKTOP = 390, 1200
 # Plots of the page: the main layers of their drawings, and the marks in them (lines, points, bars) that have a shape.
 _DRAWN = """() => [...document.querySelectorAll(".plot")].map(plot => ({
   id: plot.id, layers: plot.querySelectorAll(".main-svg .cartesianlayer").length, width: plot.clientWidth,
+  svg: plot.querySelector(".main-svg")?.clientWidth,
   marks: [...plot.querySelectorAll("path.js-line, .points path")].filter(p => p.getAttribute("d").length > 8).length,
   ink: plot.querySelector(".xtick text") && getComputedStyle(plot.querySelector(".xtick text")).fill,
 }))"""

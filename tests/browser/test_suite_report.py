@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,54 +10,28 @@ from typing import Any
 import pytest
 
 from quads.suites import report
+from tests.browser.pages import CHROMIUM, DESKTOP, PHONE, chromium, drawn, errors, opened, tab_to
 from tests.suites.made_suite import ARMS, made_suite, write_suite
 
 pytest.importorskip("plotly")
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (python -m pip install playwright)")
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
+pytest.importorskip("playwright", reason="needs playwright (python -m pip install playwright)")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium); not found")
 
-PHONE, DESKTOP = 390, 1200
 FIGURES = (
     *("accuracy-end", "accuracy", "gap-mean", "gap-p99", "gap-max", "reward", "throughput"),
     *("ratio", "sweep-8", "sweep-32", "layers"),
 )
-# Plots of the page: the main layers of their drawings, and the marks in them (lines, points, bars) that have a shape.
-_DRAWN = """() => [...document.querySelectorAll(".plot")].map(plot => ({
-  id: plot.id, layers: plot.querySelectorAll(".main-svg .cartesianlayer").length, width: plot.clientWidth,
-  marks: [...plot.querySelectorAll("path.js-line, .points path")].filter(p => p.getAttribute("d").length > 8).length,
-  svg: plot.querySelector(".main-svg")?.clientWidth,
-  ink: plot.querySelector(".xtick text") && getComputedStyle(plot.querySelector(".xtick text")).fill,
-}))"""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield chromium
-        chromium.close()
+    with chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return report.write(write_suite(tmp_path_factory.mktemp("suite"), made_suite()))
-
-
-def opened(browser: Any, path: Path, *, scheme: str = "light", width: int = DESKTOP) -> Any:
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    page.goto(path.as_uri())
-    return page
-
-
-def drawn(page: Any) -> dict[str, dict[str, Any]]:
-    return {plot["id"]: plot for plot in page.evaluate(_DRAWN)}
-
-
-def errors(page: Any) -> list[str]:
-    return page.evaluate("window.scriptErrors")
 
 
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
@@ -91,24 +64,10 @@ def test_ink_and_paper_change_places_in_the_dark(browser: Any, path: Path) -> No
         assert brightness(dark[1][name]["ink"]) > 600 > 200 > brightness(light[1][name]["ink"])
 
 
-def focused(page: Any) -> str:
-    element = "document.activeElement"
-    return page.evaluate(f"{element}.dataset.choice || {element}.dataset.series || {element}.tagName")
-
-
-def tab_to(page: Any, wanted: str, most: int = 60) -> None:
-    """Press Tab until `wanted` has the focus."""
-    for _ in range(most):
-        page.keyboard.press("Tab")
-        if focused(page) == wanted:
-            return
-    raise AssertionError(f"{most} tabs do not reach {wanted}")
-
-
 def test_the_keyboard_reaches_the_cell_and_chooses_another(browser: Any, path: Path) -> None:
     page = opened(browser, path)
     shown = "[...document.querySelectorAll('[data-only]')].filter(p => !p.hidden).map(p => p.dataset.only)"
-    tab_to(page, "cell")
+    tab_to(page, "e.dataset.choice === 'cell'")
     assert '{"cell": "plain"}' in page.evaluate(shown)
     page.keyboard.press("ArrowDown")
     assert page.evaluate("choices.cell") == "stress"
@@ -120,7 +79,7 @@ def test_the_keyboard_reaches_the_cell_and_chooses_another(browser: Any, path: P
 def test_the_keyboard_hides_an_arm_in_every_figure(browser: Any, path: Path) -> None:
     page = opened(browser, path)
     before = drawn(page)
-    tab_to(page, "nvfp4")
+    tab_to(page, "e.dataset.series === 'nvfp4'")
     page.keyboard.press("Space")
     after = drawn(page)
     for name in ("accuracy", "gap-mean", "throughput", "sweep-8"):
