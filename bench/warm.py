@@ -1,33 +1,38 @@
-"""Compile kernels in several processes before anything is timed: Triton's and DeepGEMM's caches are on disk.
+"""Compile kernels and run the checks in several processes before anything is timed; compiled code is kept on disk.
 
-    python -m quads.bench.warm SHARE OF [ONLY] [quick]     one process's share of the groups
+    python -m quads.bench.warm OUT STAMP SHARE OF ONLY [quick]     one process's share
 
-A process calls each case of its groups once. What cannot run, or cannot be compiled, is left for the run to report.
+A process runs its checks, whose outcome it appends to OUT's results, then calls each case of its groups once. What
+cannot run, or cannot be compiled, is left for the run to report.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from quads.bench import cases
-from quads.bench.measure import checks, free
+from quads.bench.measure import checks, free, one_line
+from quads.bench.results import ResultsFile
+from quads.compare.records import Record
 
-OPERATIONS = ("gemm", "moe", "quantize", "quantize_rac", "fake_quantize", "outer_scale")
+COMPILED = ("gemm", "moe", "quantize", "quantize_rac", "fake_quantize", "outer_scale")
 
 
-def compile_all(workers: int, only: Sequence[str], quick: bool, limit: float | None) -> float:
+def compile_all(out: Path, stamp: str, workers: int, only: Sequence[str], quick: bool, limit: float | None) -> float:
     """Run all shares; seconds that it took. Processes beyond a third of `limit` seconds are ended."""
     started = time.monotonic()
-    command = [sys.executable, "-m", "quads.bench.warm"]
-    rest = [",".join(only), "quick" if quick else ""]
-    running = [
-        subprocess.Popen([*command, str(i), str(workers), *rest], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        for i in range(workers)
-    ]
+    command = [sys.executable, "-m", "quads.bench.warm", str(out), stamp]
+    rest = [str(workers), ",".join(only), "quick" if quick else ""]
+    os.environ.setdefault("QUADS_CUBIN_CACHE", str(Path.home() / ".cache" / "quads" / "cubins"))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // workers))}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = [subprocess.Popen([*command, str(i), *rest], env=environment, **quiet) for i in range(workers)]  # type: ignore[call-overload]
     deadline = None if limit is None else started + limit / 3
     for process in running:
         try:
@@ -38,26 +43,46 @@ def compile_all(workers: int, only: Sequence[str], quick: bool, limit: float | N
     return time.monotonic() - started
 
 
-def share(index: int, of: int, only: Sequence[str], quick: bool) -> int:
-    """Call the cases of every `of`-th group, and some of the checks; returns how many ran."""
-    ran = 0
+def share(file: ResultsFile, stamp: str, index: int, of: int, only: Sequence[str], quick: bool) -> int:
+    """Every `of`-th check and group, `index` first; returns how many cases ran."""
     groups = cases.chosen(cases.catalogue("cuda"), only, quick)
-    for group in [g for g in groups if g.op in OPERATIONS][index::of]:
-        with contextlib.suppress(Exception):
-            inputs = group.inputs()
-            for case in group.cases:
-                if not case.missing():
-                    with contextlib.suppress(Exception):
-                        case.ready(inputs).calls[0]()
-                        ran += 1
-        free()
-    wanted = {op for op in OPERATIONS if not only or op in only}
+    wanted = {group.op for group in groups}
     unique = list(dict.fromkeys(check for op, check in checks("cuda").items() if op in wanted))
     for check in unique[index::of]:
-        with contextlib.suppress(Exception):
-            ran += len(list(check()))
+        file.append({**outcome(check), "stamp": stamp})
+    held = [group for group in groups if group.op in COMPILED]
+    return sum(_called(group) for group in held[(index - len(unique)) % of :: of])
+
+
+def outcome(check: Callable[[], Iterator[str]]) -> Record:
+    """The line of a check: what it compared, or why it failed."""
+    started, compared, why = time.monotonic(), [], ""
+    try:
+        for name in check():
+            compared.append(name)
+    except Exception as error:
+        why = one_line(error)
+    took = round(time.monotonic() - started, 1)
+    return {
+        "kind": "check", "name": check.__name__, "passed": not why, "compared": compared, "why": why, "seconds": took
+    }  # fmt: skip
+
+
+def _called(group: cases.Group) -> int:
+    """Call each case of a group once; returns how many ran."""
+    ran = 0
+    with contextlib.suppress(Exception):
+        inputs = group.inputs()
+        for case in group.cases:
+            if not case.missing():
+                with contextlib.suppress(Exception):
+                    case.ready(inputs).calls[0]()
+                    ran += 1
+    free()
     return ran
 
 
 if __name__ == "__main__":
-    share(int(sys.argv[1]), int(sys.argv[2]), [op for op in sys.argv[3].split(",") if op], "quick" in sys.argv[4:])
+    out, stamp, index, of, only = sys.argv[1:6]
+    wanted = [op for op in only.split(",") if op]
+    share(ResultsFile(Path(out)), stamp, int(index), int(of), wanted, "quick" in sys.argv[6:])

@@ -130,6 +130,21 @@ def test_a_check_runs_once_for_the_operations_that_share_it(
     assert [(c["name"], c["passed"], c["compared"]) for c in lines(tmp_path, "check")] == [("products", True, ["M=1"])]
 
 
+def test_a_check_that_another_process_ran_for_this_run_is_taken(
+    tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def products() -> Iterator[str]:
+        raise AssertionError("ran again")
+        yield
+
+    monkeypatch.setattr(run, "checks", lambda device: {"gemm": products})
+    monkeypatch.setattr(run, "sources_digest", lambda: "the same")
+    key = run.identity({**run.provenance.stamp(), "sources": "the same"})
+    line = {"kind": "check", "name": "products", "passed": True, "compared": ["M=1"], "why": "", "seconds": 1.0}
+    ResultsFile(tmp_path).append({**line, "stamp": key})
+    assert run.run(config(tmp_path), quiet()).results == 4
+
+
 def test_an_absent_peer_is_named_once(tmp_path: Path, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = replace(calls.case("theirs"), missing=lambda: "needs theirs; it is not installed")
 

@@ -76,6 +76,20 @@ def test_decode_kernel_compiles_without_a_gpu(tokens: int, residual: bool, group
     assert nvrtc.compile_cubin(source, "sm_90a", dict(hopper.decode_defines(plan, residual, grouped, grouped, False)))
 
 
+def test_compiled_code_is_kept_in_a_folder_by_what_it_was_compiled_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if nvrtc.unavailable():
+        pytest.skip(nvrtc.unavailable() or "")
+    monkeypatch.setenv("QUADS_CUBIN_CACHE", str(tmp_path))
+    source = 'extern "C" __global__ void f(int* x) { *x = VALUE; }'
+    first = nvrtc.compile_cubin(source, "sm_90a", {"VALUE": 1})
+    assert nvrtc.compile_cubin(source, "sm_90a", {"VALUE": 2}) != first
+    assert len(list(tmp_path.iterdir())) == 2
+    monkeypatch.setattr(nvrtc, "_compiled", lambda source, options: b"compiled again")
+    assert nvrtc.compile_cubin(source, "sm_90a", {"VALUE": 1}) == first
+
+
 @pytest.mark.parametrize("residual", [False, True])
 def test_wide_kernel_compiles_without_a_gpu(residual: bool) -> None:
     if nvrtc.unavailable():
