@@ -85,7 +85,7 @@ class Comparison:
 
     def render(self) -> Group:
         """For the terminal: notes, changed verdicts, and the metrics that moved."""
-        parts: list[Any] = [Text(self.headline()), *(Text(f"note: {note}") for note in self.notes)]
+        parts: list[Any] = [Text(f"note: {note}") for note in self.notes]
         changed = [(name, before, after) for name, _, before, after in self.verdicts if before != after]
         if changed:
             parts.append(_terminal("Verdicts that changed", ("hypothesis", "old", "new"), changed))

@@ -8,13 +8,13 @@ from typing import Any
 
 from quads.suites import report_tables as tables
 from quads.suites.config import VERDICTS
-from quads.suites.report_numbers import interval, number
+from quads.suites.report_numbers import DASH, interval, number
 
 Numbers = dict[str, Any]
 
 
 def table(summary: Numbers) -> str:
-    """Hypotheses with verdicts, whether BF16 learned, outcomes cell by cell, collapses, the probe."""
+    """Hypotheses with verdicts, whether BF16 learned, outcomes cell by cell, collapses, the probe's mean gaps."""
     return "\n".join(_parts(summary))
 
 
@@ -36,9 +36,8 @@ def _parts(summary: Numbers) -> Iterator[str]:
     if summary["outcomes"]:
         fallen = tables.collapses(summary)
         yield "\n### Collapses\n\n" + (_markdown(fallen) if fallen.rows else "No run collapsed.\n")
-    for (reference, policy, outliers), rows in _places(summary).items():
-        title = f"{policy}{f', outliers {outliers}' if outliers else ''}, against {reference}"
-        yield f"\n### Probe: {title}\n\n{_markdown(tables.probe(rows))}"
+    for (policy, reference), gaps in _gaps(summary).items():
+        yield f"\n### Probe: mean gap of `{policy}` against {reference}\n\n{_markdown(_crossed(gaps))}"
     for note in summary["noted"]:
         yield f"* {note}"
 
@@ -60,11 +59,21 @@ def _hypotheses(summary: Numbers) -> tables.Table:
     )
 
 
-def _places(summary: Numbers) -> dict[tuple[str, str, str], list[Numbers]]:
-    found: dict[tuple[str, str, str], list[Numbers]] = {}
+def _gaps(summary: Numbers) -> dict[tuple[str, str], dict[tuple[str, str], str]]:
+    """(policy, reference) -> (arm, outliers) -> mean gap with its interval."""
+    found: dict[tuple[str, str], dict[tuple[str, str], str]] = {}
     for row in summary["probe"]:
-        found.setdefault((row["reference"], row["policy"], row["outliers"]), []).append(row)
+        gaps = found.setdefault((row["policy"], row["reference"]), {})
+        gaps[row["arm"], row["outliers"] or "no outliers"] = interval(row["gap_mean"])
     return found
+
+
+def _crossed(gaps: dict[tuple[str, str], str]) -> tables.Table:
+    """Arms by outliers, the longer list downwards."""
+    arms, outliers = (list(dict.fromkeys(names)) for names in zip(*gaps, strict=True))
+    if len(arms) >= len(outliers):
+        return tables.Table(("", *outliers), [(a, *(gaps.get((a, o), DASH) for o in outliers)) for a in arms])
+    return tables.Table(("", *arms), [(o, *(gaps.get((a, o), DASH) for a in arms)) for o in outliers])
 
 
 def _markdown(content: tables.Table) -> str:

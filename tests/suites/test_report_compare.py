@@ -83,7 +83,8 @@ def test_the_terminal_and_the_page_show_what_moved(tmp_path: Path) -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(found.render())
     shown = console.export_text()
-    for text in ("1 of", "outcome/accuracy", "0.500 (0.490–0.510)", "−0.450", "refuted"):
+    assert found.headline().startswith("1 of ")
+    for text in ("outcome/accuracy", "0.500 (0.490–0.510)", "−0.450", "refuted"):
         assert text in shown
     path = found.write()
     assert path == tmp_path / "new" / "compare.html"
