@@ -15,6 +15,7 @@ ORDER = (
     "moe", "gemm", "rollout", "quantize", "quantize_rac", "fake_quantize", "outer_scale", "refit", "train_step",
     "emulator", "diagnose", "ceiling",
 )  # fmt: skip
+SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom"}
 
 
@@ -27,6 +28,12 @@ def label(result: Result) -> str:
     """A case without its operation and shape."""
     name = f"{result.numerics} {result.variant}".strip()
     return f"{name} · {result.implementation}"
+
+
+def symbol_of(one: Result, among: Iterable[Result]) -> str:
+    """A marker that tells implementations and variants of one numerics apart."""
+    alike = list(dict.fromkeys(label(other) for other in among if family(other.numerics) == family(one.numerics)))
+    return SYMBOLS[alike.index(label(one)) % len(SYMBOLS)]
 
 
 def shown(shape: dict[str, int]) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quads.bench import model_error, roofline
-from quads.bench.figures import LEGEND, by_group, family, label, line_of, logarithmic, time_of, whiskers
+from quads.bench.figures import LEGEND, SYMBOLS, by_group, family, label, line_of, logarithmic, time_of, whiskers
 from quads.bench.results import Result
 from quads.bench.specs import REFERENCE, chips
 from quads.compare.figures import color
 from quads.page_choices import ChosenFigure, Spec
 
 _PATTERNS = ("/", "x", "-", "+", ".", "\\")
-SYMBOLS = ("circle", "diamond", "square", "cross", "x", "triangle-up")
 
 
 def checked(source: str, used: Sequence[Result]) -> ChosenFigure:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from quads.bench.figures import family, label, logarithmic, whiskers
-from quads.bench.figures_model import SYMBOLS, predicted_name
+from quads.bench.figures import family, label, logarithmic, symbol_of, whiskers
+from quads.bench.figures_model import predicted_name
 from quads.bench.results import Result
 from quads.bench.rollout_model import PAPER
 from quads.bench.specs import REFERENCE
@@ -37,15 +37,9 @@ def _measured(rows: Sequence[Result]) -> Spec:
             "type": "scatter", "mode": "lines+markers", "name": name, "legendgroup": family(own[0].numerics),
             "x": [one.shape["batch"] for one in own], "y": speeds, "error_y": whiskers(lows, highs),
             "line": {"color": color(family(own[0].numerics)), "width": 2},
-            "marker": {"symbol": _symbol(rows, own[0]), "size": 8},
+            "marker": {"symbol": symbol_of(own[0], rows), "size": 8},
         })  # fmt: skip
     return {"data": data, "layout": logarithmic("batch", "output tokens/s", data)}
-
-
-def _symbol(rows: Sequence[Result], one: Result) -> str:
-    """Implementations and variants of one numerics differ in their symbol."""
-    alike = list(dict.fromkeys(label(r) for r in rows if family(r.numerics) == family(one.numerics)))
-    return SYMBOLS[alike.index(label(one)) % len(SYMBOLS)]
 
 
 def modelled(predicted: Sequence[Result]) -> ChosenFigure:
@@ -115,7 +109,7 @@ def _line(rows: Sequence[Result], name: str, value: Callable[[Result], float], *
         "legendgroup": family(own[0].numerics), "x": [one.shape["batch"] for one in own],
         "y": [value(one) for one in own], "opacity": 0.5 if faint else 1.0,
         "line": {"color": color(family(own[0].numerics)), "dash": "dot" if faint else "solid", "width": 2},
-        "marker": {"symbol": _symbol(rows, own[0]), "size": 8},
+        "marker": {"symbol": symbol_of(own[0], rows), "size": 8},
         "hovertext": [_hover(one) for one in own], "hoverinfo": "text",
     }  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from quads.bench.figures import ORDER, family, label, logarithmic, shown, time_of
+from quads.bench.figures import ORDER, family, label, logarithmic, shown, symbol_of, time_of
 from quads.bench.results import Result
 from quads.compare.figures import color
 from quads.page_choices import ChosenFigure, Spec
@@ -67,7 +67,7 @@ def scaling(results: Sequence[Result]) -> ChosenFigure:
 
 
 def lines(along: Scaling, value: Callable[[Result], float], y: str) -> Spec:
-    """A line an implementation: numerics give the colour, the implementation the dash."""
+    """A line a case: numerics give the colour, the implementation the dash, the variant the symbol."""
     data = []
     names = list(dict.fromkeys(label(one) for _, one in along.points))
     implementations = list(dict.fromkeys(one.implementation for _, one in along.points))
@@ -75,10 +75,12 @@ def lines(along: Scaling, value: Callable[[Result], float], y: str) -> Spec:
         own = sorted(((x, one) for x, one in along.points if label(one) == name), key=lambda pair: pair[0])
         first = own[0][1]
         dash = DASHES[implementations.index(first.implementation) % len(DASHES)]
+        symbol = symbol_of(first, [one for _, one in along.points])
         data.append({
             "type": "scatter", "mode": "lines+markers", "name": name, "legendgroup": family(first.numerics),
             "x": [x for x, _ in own], "y": [value(one) for _, one in own],
             "line": {"color": color(family(first.numerics)), "dash": dash, "width": 2},
+            "marker": {"symbol": symbol, "size": 7},
         })  # fmt: skip
     return {"data": data, "layout": logarithmic(along.axis, y, data)}
 

@@ -32,10 +32,10 @@ Key = tuple[str, ...]  # operation, numerics, implementation, variant
 
 
 class Errors:
-    """Errors of some measured results."""
+    """Errors of some measured results; `others` answers for cases that are not among them."""
 
-    def __init__(self, measured: Iterable[Result], source: str) -> None:
-        self._source = source
+    def __init__(self, measured: Iterable[Result], source: str, others: Errors | None = None) -> None:
+        self._source, self._others = source, others
         self._ratios: dict[Key, list[float]] = defaultdict(list)
         for one in measured:
             found = ratio(one)
@@ -45,13 +45,22 @@ class Errors:
     def of(self, *key: str) -> ModelError | None:
         """The error of an operation, numerics, implementation and variant; None where nothing like it was measured."""
         for length in range(len(key), 0, -1):
-            ratios = [r for own, rs in self._ratios.items() if own[:length] == key[:length] for r in rs]
-            if ratios:
-                missing = f"; of all of {' '.join(key[:length])}, the case itself not being among them"
-                source = self._source + (missing if length < len(key) else "")
-                low, high = min(ratios), max(ratios)
-                return ModelError(ratio=statistics.median(ratios), low=low, high=high, cases=len(ratios), source=source)
+            for errors in (self, self._others):
+                found = errors._alike(key, length) if errors else None
+                if found:
+                    return found
         return None
+
+    def _alike(self, key: Key, length: int) -> ModelError | None:
+        """The error of all cases that agree with the first `length` parts of `key`."""
+        ratios = [r for own, found in self._ratios.items() if own[:length] == key[:length] for r in found]
+        if not ratios:
+            return None
+        missing = f"; of all of {' '.join(key[:length])}, the case itself not being among them"
+        return ModelError(
+            ratio=statistics.median(ratios), low=min(ratios), high=max(ratios), cases=len(ratios),
+            source=self._source + (missing if length < len(key) else ""),
+        )  # fmt: skip
 
 
 def ratio(measured: Result) -> float | None:
@@ -92,9 +101,9 @@ def checks_of(file: ResultsFile) -> tuple[str, tuple[Result, ...]]:
 
 
 def of_folder(folder: Path) -> Errors:
-    """Errors of a run, by `checks_of`."""
+    """Errors of a run, by `checks_of`; the stored ones for cases that it did not measure."""
     source, measured = checks_of(ResultsFile(folder))
-    return Errors(measured, source)
+    return Errors(measured, source, known())
 
 
 def gpu_name(stamp: Record) -> str:

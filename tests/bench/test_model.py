@@ -78,6 +78,14 @@ def test_a_run_on_another_machine_does_not(tmp_path: Path) -> None:
     assert errors.of("gemm", "bf16", "torch.cublas", "") == model_error.known().of("gemm", "bf16", "torch.cublas", "")
 
 
+def test_what_a_run_did_not_measure_keeps_its_stored_error(tmp_path: Path) -> None:
+    write_run(tmp_path, [one for one in results(slower=1.25) if one.numerics != "w4a16"])
+    errors, stored = model_error.of_folder(tmp_path), model_error.known()
+    assert errors.of("gemm", "w4a16", "vllm.marlin", "") == stored.of("gemm", "w4a16", "vllm.marlin", "")
+    own = errors.of("gemm", "bf16", "torch.cublas", "")
+    assert own and own.ratio == pytest.approx(1.25)
+
+
 def test_the_error_is_measured_over_predicted() -> None:
     predicted = model.predict(case(), chip("H200"))
     assert predicted is not None
