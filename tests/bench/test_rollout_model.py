@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from quads.bench.rollout_model import Load, arms, fits, models, predicted, token
 from quads.bench.specs import chip
 
 H200, B200 = chip("H200"), chip("B200")
+PAGE = Path(__file__).parents[2] / "docs" / "bench-model.md"
 QWEN = models()["qwen3-30b-a3b"]
 
 
@@ -73,6 +75,19 @@ def test_the_first_look_on_the_h200_is_met_for_bf16_and_bounded_for_its_peers() 
             ratios.setdefault(one.numerics, []).append(one.seconds / expected)
     assert all(0.8 < ratio < 1.25 for ratio in ratios["bf16"])
     assert all(ratio > 0.5 for found in ratios.values() for ratio in found)
+
+
+def test_the_published_ratios_are_the_models() -> None:
+    rows = {
+        cells[0].strip(): [float(cell) for cell in cells[1:]]
+        for line in PAGE.read_text().splitlines()
+        if len(cells := line.strip("| ").split("|")) == 6 and cells[1].strip()[:1].isdigit() and "batch" not in line
+    }
+    arm_of = {"W4A4": "nvfp4", "W4A4 + RAC 50 %, static list": "quads-static", "bf16": "bf16"}
+    for name, arm in arm_of.items():
+        loads = [Load(batch=batch) for batch in (1, 32, 128, 256, 512)]
+        speeds = [[tokens_per_s(QWEN, arms()[key], load, B200, host=False) for load in loads] for key in (arm, "fp8")]
+        assert rows[name] == [round(a / b, 2) for a, b in zip(*speeds, strict=True)], name
 
 
 def test_a_measured_rollout_of_an_unknown_model_is_not_predicted() -> None:
