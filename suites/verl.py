@@ -55,8 +55,9 @@ class VerlOptions:
 
     def __post_init__(self) -> None:
         for name in ("nodes", "gpus", "tensor_parallel", "max_prompt_tokens"):
-            if getattr(self, name) < 1:
-                raise SuiteError(f"verl option '{name}' is {getattr(self, name)}, not at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise SuiteError(f"verl option '{name}' is {value!r}, not a number from 1 up")
         if self.nodes * self.gpus % self.tensor_parallel:
             raise SuiteError(
                 f"verl option 'tensor_parallel' is {self.tensor_parallel}: it must divide {self.nodes * self.gpus} GPUs"

@@ -203,6 +203,8 @@ def test_a_wrong_choice_is_named(given: dict[str, Any], why: str, tmp_path: Path
 def test_options_that_cannot_be_are_named() -> None:
     with pytest.raises(SuiteError, match="'gpus' is 0"):
         VerlOptions(gpus=0)
+    with pytest.raises(SuiteError, match="'nodes' is 'two', not a number from 1 up"):
+        VerlOptions(nodes="two")  # type: ignore[arg-type]
     with pytest.raises(SuiteError, match="'tensor_parallel' is 3: it must divide 8 GPUs"):
         VerlOptions(tensor_parallel=3)
     suite = dataclasses.replace(SUITE, settings={"prompts": 9, "samples": 4, "minibatches": 2})

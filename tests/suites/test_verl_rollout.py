@@ -47,7 +47,7 @@ def test_verls_own_validation_accepts_a_rendered_job(arm: str, tmp_path: Path) -
     (folder,) = render(SUITE, tmp_path, arm=arm, variant="plain+tis", seed=0)
     job = schema().compose(overrides(folder))
     validate_config(job, use_reference_policy=False, use_critic=False)
-    assert omega_conf_to_dataclass(job.algorithm).rollout_correction.rollout_is == "token"
+    assert omega_conf_to_dataclass(job.algorithm).rollout_correction["rollout_is"] == "token"
     assert omega_conf_to_dataclass(job.actor_rollout_ref.rollout).n == 16
 
 
