@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +16,7 @@ Numbers = dict[str, Any]
 
 def table(summary: Numbers) -> str:
     """Hypotheses with verdicts, whether BF16 learned, outcomes cell by cell, collapses, the probe's mean gaps."""
-    return "\n".join(_parts(summary))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(_parts(summary)) + "\n")
 
 
 def counts(summary: Numbers) -> str:

@@ -23,9 +23,9 @@ def test_every_verdict_is_there_with_its_numbers() -> None:
 
 def test_mean_gaps_of_the_probe_stand_by_arm_and_outliers_the_longer_list_downwards() -> None:
     text = table(made_suite(outliers=("", "8x16"), probed=("nvfp4", "quads", "fp8")))
-    assert "|  | no outliers | 8x16 |\n| --- | --- | --- |\n| nvfp4 | 0.0040 (0.0037–0.0043) | 0.0360 (" in text
+    assert "|  | no outliers | 8x16 |\n| --- | --- | --- |\n| nvfp4 | 0.00400 (0.00367–0.00433) | 0.0360 (" in text
     text = table(made_suite(outliers=("", "8x16"), probed=("nvfp4",)))
-    assert "|  | nvfp4 |\n| --- | --- |\n| no outliers | 0.0040 (0.0037–0.0043) |\n| 8x16 | 0.0360 (" in text
+    assert "|  | nvfp4 |\n| --- | --- |\n| no outliers | 0.00400 (0.00367–0.00433) |\n| 8x16 | 0.0360 (" in text
 
 
 def test_the_label_stands_first() -> None:
