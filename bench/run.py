@@ -7,10 +7,8 @@ Nothing is timed while it is wrong: each operation's checks run before its first
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import importlib.util
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,16 +18,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from quads import provenance
-from quads.bench import cases, rollouts, warm
+from quads.bench import cases, identity, rollouts, warm
 from quads.bench.cases import Group
 from quads.bench.measure import Ceilings, checks, measure, one_line
 from quads.bench.monitor import Monitor
+from quads.bench.printed import printed
 from quads.bench.results import Result, ResultsFile, result
 from quads.compare.records import Record
 from quads.kernels import support
-
-SOURCES = ("emulation", "kernels", "quads", "bench")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,23 +82,6 @@ def _chosen(config: RunConfig, device: str) -> list[Group]:
     return cases.chosen(cases.catalogue(device), config.only, config.quick)
 
 
-def sources_digest() -> str:
-    """SHA-256 over the project's own source files: the same sources give the same cases, committed or not."""
-    root = Path(__file__).resolve().parent.parent
-    digest = hashlib.sha256()
-    for folder in SOURCES:
-        for path in sorted((root / folder).glob("**/*")):
-            if path.suffix in (".py", ".cu", ".cuh", ".toml") and path.is_file():
-                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
-def identity(stamp: Record) -> str:
-    """Short key of what decides a number: sources, versions, processor, GPU, driver and threads."""
-    decides = {key: stamp[key] for key in ("sources", "versions", "python", "cpu", "threads", "gpu")}
-    return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:12]
-
-
 class _Job:
     """State of one run."""
 
@@ -110,8 +89,8 @@ class _Job:
         self.config, self.console = config, console
         self.file = ResultsFile(config.out)
         self.started = time.monotonic()
-        stamp = {**provenance.stamp(), "sources": sources_digest()}
-        self.stamp = identity(stamp)
+        stamp = identity.stamp()
+        self.stamp = stamp["stamp"]
         earlier = [r for r in self._earlier() if r.get("stamp") == self.stamp]
         self.done = {r["case"] for r in earlier if r.get("kind") in ("result", "failed")}
         self.ceilings = Ceilings()
@@ -121,7 +100,7 @@ class _Job:
         self.passed: dict[str, str] = {}  # operation -> "" or why its checks failed
         self.absent: set[tuple[str, str]] = set()
         self.counts = {"result": 0, "failed": 0, "skipped": 0, "absent": 0}
-        self.file.append({"kind": "stamp", **stamp, "stamp": self.stamp})
+        self.file.append({"kind": "stamp", **stamp})
 
     def _earlier(self) -> list[Record]:
         return self.file.records() if self.file.path.exists() else []
@@ -196,7 +175,7 @@ class _Job:
         self._show(record)
 
     def _show(self, record: Record) -> None:
-        self.console.print(f"{time.monotonic() - self.started:5.0f} s {_printed(record)}", soft_wrap=True)
+        self.console.print(f"{time.monotonic() - self.started:5.0f} s {printed(record)}", soft_wrap=True)
 
     def roll_out(self) -> None:
         """Rollouts in vLLM: those that were measured before, or run now where vLLM and the budget allow."""
@@ -250,32 +229,3 @@ class _Job:
             f" in {seconds:.0f} s: {self.file.path}"
         )
         return Outcome(c["result"], c["failed"], c["skipped"], c["absent"])
-
-
-def _printed(record: Record) -> str:
-    kind = record["kind"]
-    if kind == "result":
-        return _measured(record)
-    colour = {"failed": "red", "absent": "yellow", "skipped": "yellow"}.get(kind, "default")
-    if kind == "check":
-        text = f"{record['name']}: {len(record['compared'])} comparisons" + (
-            f", {record['why']}" if record["why"] else ""
-        )
-        return f"[{'default' if record['passed'] else 'red'}]check[/]   {escape(text)}"
-    return (
-        f"[{colour}]{kind:7}[/] {escape(str(record.get('case') or record.get('peer')))}: {escape(str(record['why']))}"
-    )
-
-
-def _measured(record: Record) -> str:
-    parts = [f"{record['seconds'] * 1e6:12.1f} us  {escape(record['case'])}"]
-    if record["against"]:
-        parts.append(f"{record['against']['ratio']:.2f}x of {record['against']['implementation']}")
-    for key, name in (("share_of_copy", "of copy"), ("share_of_matrix_peak", "of peak")):
-        if record[key]:
-            parts.append(f"{record[key]:.0%} {name}")
-    if record["goal"]:
-        parts.append(escape(f"goal {record['goal']}: {'met' if record['goal_met'] else 'missed'}"))
-    if record["conditions"]["marked"]:
-        parts.append(record["conditions"]["marked"])
-    return "  ".join(parts)
