@@ -15,28 +15,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
 
 import torch
-from torch import nn
 
-from quads.attribution.batch import TokenBatch
 from quads.compare.config import digest
 from quads.compare.records import Record, Records
-from quads.compute import compute
 from quads.suites import probe_numerics, probe_policies, probe_tokens
 from quads.suites.config import CONTROLS, Probe, Suite, SuiteError
-from quads.suites.probe_numerics import ACTIVATIONS, BF16, REFERENCES, Numerics, Pair, comparison
-from quads.suites.probe_policies import START, Checkpoint
-from quads.suites.probe_records import compare
-from quads.suites.probe_scoring import SCORERS, Scored, Scorer, prefill
+from quads.suites.probe_measure import Tokens, arm_records, layer_record
+from quads.suites.probe_numerics import REFERENCES, comparison
+from quads.suites.probe_policies import START, Checkpoint, UntrainedError
+from quads.suites.probe_scoring import SCORERS
 
 OnProgress = Callable[[int, int, str], None]  # records there, records wanted, one line
-LAYER_TERMS = {"weights": "w4a16", "activations": ACTIVATIONS, "both": "nvfp4", "rac": "quads"}
-_DRAW_SEEDS = 1_000_003  # the random control of one draw shares no layer's selection with the next
 
 Key = tuple[str, ...]
 
@@ -60,8 +55,9 @@ def run(
 ) -> Outcome:
     """Measure what OUT/probe.jsonl lacks of the suite's probe, for at most about `budget` seconds.
 
-    policies: default those of the suite. device: "cuda", "cpu" or "" for the GPU where there is one. An arm that
-    raises is reported and left out; the rest goes on. SuiteError for a probe that cannot be.
+    policies: default those of the suite. device: "cuda", "cpu" or "" for the GPU where there is one. A policy that is
+    not trained yet and an arm that raises are reported and left out; the rest goes on. SuiteError for a probe that
+    cannot be.
     """
     probe = suite.probe
     if probe is None:
@@ -69,8 +65,8 @@ def run(
     _check(probe)
     out.mkdir(parents=True, exist_ok=True)
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    checkpoints = [probe_policies.load(suite, out, name) for name in policies or probe.policies]
     this = _Run(probe, out, chosen, time.monotonic() + budget, on_progress)
+    checkpoints = this.load(suite, policies or probe.policies)
     this.claim(checkpoints)
     for checkpoint in checkpoints:
         this.measure(checkpoint)
@@ -80,37 +76,6 @@ def run(
 def arms(probe: Probe) -> tuple[str, ...]:
     """Every arm that a probe measures: the controls, then those of the suite."""
     return tuple(dict.fromkeys((*CONTROLS, *probe.arms)))
-
-
-@dataclass
-class Tokens:
-    """One model with one draw of tokens on its device; references are scored once."""
-
-    model: nn.Module
-    batch: TokenBatch
-    calibration: TokenBatch
-    scorer: Scorer
-    compute: str
-    draw: int
-    _references: dict[Numerics, Scored] = field(default_factory=dict)
-
-    def score(self, numerics: Numerics) -> Scored:
-        """The tokens under `numerics`; a static selection is first made on the calibration's tokens."""
-        return self._score(numerics, self.scorer)
-
-    def reference(self, numerics: Numerics) -> Scored:
-        """The tokens under a trainer's numerics: in one forward, as trainers score."""
-        if numerics not in self._references:
-            self._references[numerics] = self._score(numerics, prefill)
-        return self._references[numerics]
-
-    def _score(self, numerics: Numerics, scorer: Scorer) -> Scored:
-        modules, recipe = numerics.modules(self.model), numerics.recipe
-        arithmetic = compute(self.compute, self.batch.tokens.device)
-        with arithmetic, numerics.entered(self.model, seed=_DRAW_SEEDS * (self.draw + 1)):
-            if recipe.rac_ratio and recipe.rac_scope == "static":
-                scorer(self.model, self.calibration, modules)
-            return scorer(self.model, self.batch, modules)
 
 
 class _Run:
@@ -125,20 +90,32 @@ class _Run:
         self.have: set[Key] = set()
         self.failed: list[str] = []
 
+    def load(self, suite: Suite, policies: Sequence[str]) -> list[Checkpoint]:
+        """The policies that are there; a line in `failed` for each that is not trained yet."""
+        loaded = []
+        for name in policies:
+            try:
+                loaded.append(probe_policies.load(suite, self.out, name))
+            except UntrainedError as error:
+                self.failed.append(str(error))
+        return loaded
+
     def claim(self, checkpoints: list[Checkpoint]) -> None:
         """Say what is wanted and see what is there; records of other checkpoints or tokens are dropped."""
         self.identities = {c.name: _identity(c, self.probe) for c in checkpoints}
         self.wanted = {key for c in checkpoints for key in _keys(c, self.probe)}
-        stale, half = self.records.keep(lambda r: r["identity"] == self.identities.get(r["policy"], r["identity"]))
         there = self.records.read()
-        self.have = {_key(record) for record in there} & self.wanted
+        self.have = {_key(record) for record in there if self._current(record)} & self.wanted
         other = sorted({record["label"] for record in there} - {self.label})
         if other and self.wanted - self.have:
-            raise SuiteError(
-                f"{self.records.path} holds records {other[0]}, this is {self.label}: choose another --out"
-            )
+            where = self.records.path
+            raise SuiteError(f"{where} holds records {other[0]}, this is {self.label}: choose another --out")
+        stale, half = self.records.keep(self._current)
         if stale or half:
             self._tell(f"dropped {stale} records of other checkpoints or tokens, {int(half)} half-written")
+
+    def _current(self, record: Record) -> bool:
+        return record["identity"] == self.identities.get(record["policy"], record["identity"])
 
     def measure(self, checkpoint: Checkpoint) -> None:
         """Every record of one policy that is not there yet."""
@@ -164,13 +141,13 @@ class _Run:
                 if (pair := comparison(arm, reference)) and _key({**tag, "reference": reference}) not in self.have
             }
             if pairs:
-                self._attempt(partial(_arm_records, tokens, pairs, tag), tag)
+                self._attempt(partial(arm_records, tokens, pairs, tag), tag)
 
     def _measure_layers(self, tokens: Tokens, where: Record) -> None:
         for layer in probe_numerics.layers(tokens.model):
             tag = {"kind": "layer", **where, "layer": layer}
             if _key(tag) not in self.have:
-                self._attempt(partial(_layer_record, tokens, layer, tag), tag)
+                self._attempt(partial(layer_record, tokens, layer, tag), tag)
 
     def _attempt(self, measured: Callable[[], Iterator[Record]], tag: Record) -> None:
         """Append the records that `measured` gives: none once the budget is spent, a line in `failed` if it raises."""
@@ -204,25 +181,6 @@ class _Run:
 
     def _tell(self, text: str) -> None:
         self.on_progress(len(self.have), len(self.wanted), text)
-
-
-def _arm_records(tokens: Tokens, pairs: dict[str, Pair], tag: Record) -> Iterator[Record]:
-    """One record a reference; the arm is scored once."""
-    scored: dict[Numerics, Scored] = {}
-    for reference, (ours, theirs) in pairs.items():
-        if ours not in scored:
-            scored[ours] = tokens.score(ours)
-        yield {**tag, "reference": reference, **compare(scored[ours], tokens.reference(theirs), tokens.batch)}
-
-
-def _layer_record(tokens: Tokens, layer: int, tag: Record) -> Iterator[Record]:
-    """Mean gap to BF16 of each term in `layer` alone."""
-    reference = tokens.reference(Numerics("rollout", BF16)).logps.double()
-    terms = {}
-    for term, name in LAYER_TERMS.items():
-        scored = tokens.score(probe_numerics.in_layer(probe_numerics.arm(name), layer))
-        terms[term] = float((scored.logps.double() - reference).abs().mean())
-    yield {**tag, **terms}
 
 
 def _keys(checkpoint: Checkpoint, probe: Probe) -> Iterator[Key]:

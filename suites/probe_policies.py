@@ -21,6 +21,10 @@ from quads.suites.config import Suite, SuiteError
 START = "start"
 
 
+class UntrainedError(SuiteError):
+    """A policy whose run has left no checkpoint yet."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A policy on the CPU, in evaluation mode; `digest` of its weights says which records belong to it."""
@@ -36,16 +40,22 @@ class Checkpoint:
 
 
 def load(suite: Suite, out: Path, name: str) -> Checkpoint:
-    """The policy called `name`: "start", or a variant whose BF16 arm of seed 0 is trained under `out`."""
+    """The policy called `name`: "start", or a variant whose BF16 arm of seed 0 is trained under `out`.
+
+    SuiteError where there is no such variant, UntrainedError where there is no checkpoint.
+    """
     variants = {variant.name: variant for variant in suite.variants}
     if name != START and name not in variants:
         raise SuiteError(f"probe policy '{name}' is neither '{START}' nor a variant ({', '.join(variants)})")
     settings = {**suite.settings, **(variants[name].settings if name in variants else {})}
     config = CompareConfig(out=out, arms=("bf16",), seeds=(0,), **settings)
+    trained = out / name / "arms" / "bf16-seed0" / "state.safetensors"
+    if name != START and not trained.exists():
+        raise UntrainedError(f"probe policy '{name}' has no checkpoint {trained}: run the suite's arm bf16 first")
     policy = load_policy(config, lambda step, loss: None)
     model = policy.model.cpu().eval()
     if name != START:
-        _load_trained(model, out / name / "arms" / "bf16-seed0" / "state.safetensors", name)
+        _load_trained(model, trained)
     return Checkpoint(name, policy, config, _digest(model))
 
 
@@ -69,9 +79,7 @@ def check_outliers(outliers: str) -> Stress | None:
         raise SuiteError(f"probe outliers '{outliers}': {error}") from None
 
 
-def _load_trained(model: nn.Module, path: Path, name: str) -> None:
-    if not path.exists():
-        raise SuiteError(f"probe policy '{name}' has no checkpoint {path}: run the suite's arm bf16 first")
+def _load_trained(model: nn.Module, path: Path) -> None:
     with open_safetensors(path) as handle:
         keys = [key for key in handle.keys() if key.startswith("model/")]  # noqa: SIM118 (safe_open is no mapping)
         stored = {key.removeprefix("model/"): handle.get_tensor(key) for key in keys}

@@ -11,7 +11,7 @@ from quads import recipes
 from quads.compare import policy as policies
 from quads.compare.checkpoint import save_state
 from quads.compare.records import Record, Records
-from quads.suites import probe, probe_numerics
+from quads.suites import probe, probe_measure, probe_numerics
 from quads.suites.config import SuiteError
 from tests.suites.probing import run, suite
 
@@ -113,15 +113,13 @@ def test_a_static_selection_is_made_on_other_tokens(tmp_path: Path, monkeypatch:
 
 
 @dataclass
-class _SelfCalibrated(probe.Tokens):
+class _SelfCalibrated(probe_measure.Tokens):
     def __post_init__(self) -> None:
         self.calibration = self.batch
 
 
 def test_a_trained_variant_is_a_policy(tmp_path: Path) -> None:
     one = suite(policies=["plain"], arms=["nvfp4"], draws=1)
-    with pytest.raises(SuiteError, match=r"probe policy 'plain' has no checkpoint .*: run the suite's arm bf16 first"):
-        run(tmp_path, one)
     loaded = policies.load_policy(one.cells(tmp_path)[0].compare, lambda step, loss: None).model
     optimizer = torch.optim.AdamW(loaded.parameters())
     path = tmp_path / "plain" / "arms" / "bf16-seed0" / "state.safetensors"
@@ -136,6 +134,13 @@ def test_a_trained_variant_is_a_policy(tmp_path: Path) -> None:
     run(tmp_path, one, on_progress=lambda done, total, text: told.append(text))
     assert told[0] == "dropped 5 records of other checkpoints or tokens, 0 half-written"
     assert gaps(tmp_path, "bf16") != before and {r["policy"] for r in records(tmp_path)} == {"plain"}
+
+
+def test_a_policy_that_is_not_trained_yet_is_named_and_the_start_is_measured(tmp_path: Path) -> None:
+    outcome = run(tmp_path, suite(policies=["plain", "start"], arms=["nvfp4"], draws=1))
+    (line,) = outcome.failed
+    assert line.startswith("probe policy 'plain' has no checkpoint") and line.endswith("run the suite's arm bf16 first")
+    assert outcome.done == outcome.total == 8 and {record["policy"] for record in records(tmp_path)} == {"start"}
 
 
 def test_records_of_another_machine_are_not_mixed(finished: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from quads.attribution.batch import TokenBatch
 from quads.compensation import BlockSelector
 from quads.emulation import quantizers
 from quads.rollout import Nvfp4Product
-from quads.suites.probe import Tokens
+from quads.suites.probe_measure import Tokens
 from quads.suites.probe_numerics import arm
 from quads.suites.probe_scoring import Scored, prefill
 from tests.quads.tiny import tiny_model, tokens
