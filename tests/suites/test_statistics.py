@@ -25,6 +25,7 @@ def covered(values: list[np.ndarray], truth: float = 0.0, *, binary: bool = Fals
     return float(np.mean([f.low <= truth <= f.high for f in found]))
 
 
+@pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("seeds", [2, 3, 5, 8])
 def test_intervals_of_few_seeds_cover_as_often_as_they_say(seeds: int) -> None:
     rng = np.random.default_rng(seeds)
