@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 
-from quads.bench.figures import family, label, logarithmic, symbol_of, whiskers
+from quads.bench.figures import SYMBOLS, family, label, logarithmic, symbol_of, whiskers
 from quads.bench.figures_model import predicted_name
 from quads.bench.results import Result
-from quads.bench.rollout_model import PAPER
-from quads.bench.specs import REFERENCE
+from quads.bench.rollout_model import PAPER, Load, Model, arms, fits, models, tokens_per_s
+from quads.bench.specs import REFERENCE, Chip, chips
 from quads.compare.figures import color
 from quads.page_choices import ChosenFigure, Spec
 
+RATIOS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
+RATIO_ARMS = ("quads-static", "quads-batch", "quads-fused")
+RATIO_BATCH = 128
 _RATIO = {"title": {"text": "output tokens/s over FP8's"}, "rangemode": "tozero", "automargin": True}
 
 
@@ -68,6 +72,41 @@ def against_fp8(predicted: Sequence[Result]) -> ChosenFigure:
         specs={key: _ratios(own) for key, own in _by_model(rows).items()},
         by=("chip", "model"),
     )
+
+
+def over_ratio() -> ChosenFigure:
+    """Tokens a second over RAC's ratio, of each way to quantise with it."""
+    return ChosenFigure(
+        name="over-ratio",
+        title="Modelled cost of RAC's ratio",
+        note=f"Output tokens/s over those of W4A4 without RAC, batch {RATIO_BATCH}, GPU time alone. The"
+        " step at the left is launches, the slope products and residuals.",
+        specs={
+            f"{key}|{name}": _over_ratio(model, on)
+            for key, on in chips().items()
+            for name, model in models().items()
+            if fits(model, arms()["nvfp4"], Load(batch=RATIO_BATCH), on)
+        },
+        by=("chip", "model"),
+    )
+
+
+def _over_ratio(model: Model, on: Chip) -> Spec:
+    load = Load(batch=RATIO_BATCH)
+    naive = tokens_per_s(model, arms()["nvfp4"], load, on, host=False)
+    data = []
+    for place, name in enumerate(RATIO_ARMS):
+        made = (dataclasses.replace(arms()[name], ratio=ratio) for ratio in RATIOS)
+        data.append({
+            "type": "scatter", "mode": "lines+markers", "name": f"quads {arms()[name].variant}, modelled",
+            "legendgroup": "quads", "x": [100 * ratio for ratio in RATIOS],
+            "y": [tokens_per_s(model, arm, load, on, host=False) / naive for arm in made],
+            "line": {"color": color("quads"), "width": 2}, "marker": {"symbol": SYMBOLS[place], "size": 8},
+        })  # fmt: skip
+    layout = logarithmic("", "", height=400)
+    layout["xaxis"] = {"title": {"text": "RAC ratio, per cent of K"}}
+    layout["yaxis"] = {"title": {"text": "over W4A4 without RAC"}, "rangemode": "tozero", "automargin": True}
+    return {"data": data, "layout": layout}
 
 
 def _by_model(rows: Sequence[Result]) -> dict[str, list[Result]]:

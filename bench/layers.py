@@ -40,7 +40,7 @@ def dense(m: int, n: int, k: int, numerics: str, chip: Chip, *, ratio: float = 0
     way = _hopper_way(m, extra > 0)
     if way == "prefill":
         return _expanded(m, n, k + extra, flops)
-    return (_hopper(moved, way, [(m, 1.0)], n, k, extra > 0),)
+    return (_hopper(moved, way, [(m, 1.0)], n, k, extra),)
 
 
 def moe(
@@ -61,7 +61,7 @@ def moe(
         if chip.native_fp4:
             products.append(_native(share, rows, n, k, extra, chip, grouped=True))
         else:
-            products.append(_hopper(share, "decode", rows, n, k, extra > 0, grouped=True))
+            products.append(_hopper(share, "decode", rows, n, k, extra, grouped=True))
     small = 2 + (1 if chip.native_fp4 else 0)  # routing, weighted sum; the Triton product leaves SwiGLU to a third
     sizes = (tokens * hidden, tokens * top_k * inner)
     quantisers = (w for size in sizes for w in operand(size, scope, ratio, chip, launches=launches))
@@ -108,15 +108,19 @@ def _hopper_way(m: int, residual: bool) -> str:
 
 
 def _hopper(
-    moved: float, way: str, rows: list[tuple[int, float]], n: int, k: int, residual: bool, *, grouped: bool = False
+    moved: float, way: str, rows: list[tuple[int, float]], n: int, k: int, extra: int, *, grouped: bool = False
 ) -> Work:
-    """Decoding both operands in registers; rows: (activation rows of a weight, how many such weights)."""
-    issued = 0.0
+    """Decoding both operands in registers; rows: (activation rows of a weight, how many such weights).
+
+    A step of K skips the residual where none of its blocks is repeated.
+    """
+    issued = flops = 0.0
     for m, weights in rows:
-        row = compiled.product(way, "sm_90a", m, residual=residual, grouped=grouped)
-        steps = ceil(n / row["rows"]) * ceil(k / row["k"]) * ceil(m / row["tokens"])
-        issued += weights * steps * row["warps"] * row["instructions_a_step"]
-    flops = sum(weights * 2.0 * m * n * k * (1.5 if residual else 1.0) for m, weights in rows)
+        plain, rac = (compiled.product(way, "sm_90a", m, residual=r, grouped=grouped) for r in (False, True))
+        steps = ceil(n / plain["rows"]) * ceil(k / plain["k"]) * ceil(m / plain["tokens"]) * plain["warps"]
+        more = rac["instructions_a_step"] - plain["instructions_a_step"]
+        issued += weights * steps * (plain["instructions_a_step"] + (1 - (1 - extra / k) ** (plain["k"] / 16)) * more)
+        flops += weights * 2.0 * m * n * (k + extra)
     return Work(bytes=moved, flops=flops, numerics="bf16", instructions=issued, issued=ISSUED)
 
 

@@ -114,6 +114,7 @@ def _modelled(file: ResultsFile, modelled: Sequence[Result]) -> str:
         f'<div class="tools">{picked}</div>',
         _drawn(figures_rollout.against_fp8(modelled)),
         _drawn(figures_rollout.modelled(modelled)),
+        plot(figures_rollout.over_ratio()),
         plot(figures_model.roofs()),
         report_tables.errors(modelled),
         report_tables.specifications(),

@@ -143,6 +143,15 @@ def test_ratios_are_to_fp8_of_the_same_batch(modelled: list[Result]) -> None:
         assert ratio == pytest.approx(times[0] / times[1])
 
 
+def test_without_a_ratio_nothing_is_lost_and_with_more_never_less() -> None:
+    specs = figures_rollout.over_ratio().specs
+    assert "B200|qwen3-30b-a3b" in specs
+    for spec in specs.values():
+        for trace in spec["data"]:
+            assert trace["y"][0] == pytest.approx(1.0)
+            assert trace["y"] == sorted(trace["y"], reverse=True)
+
+
 def test_the_model_is_checked_on_the_run_itself(folder: Path) -> None:
     source, used = model_error.checks_of(ResultsFile(folder))
     spec = figures_model.checked(source, used).specs[""]

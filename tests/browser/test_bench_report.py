@@ -17,7 +17,18 @@ pytest.importorskip("plotly")
 pytest.importorskip("playwright", reason="needs playwright (python -m pip install playwright)")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium); not found")
 
-FIGURES = ("bars", "roofline", "scaling", "energy", "checked", "chips", "against-fp8", "rollouts", "roofs")
+FIGURES = (
+    "bars",
+    "roofline",
+    "scaling",
+    "energy",
+    "checked",
+    "chips",
+    "against-fp8",
+    "rollouts",
+    "over-ratio",
+    "roofs",
+)
 
 
 @pytest.fixture(scope="module")
