@@ -96,7 +96,7 @@ class Group:
     @property
     def in_a_row(self) -> float:
         """Seconds of calls in a row: enough for the energy counter where the shape is one of the first."""
-        return 0.6 if self.quick else 0.2
+        return 0.5 if self.quick else 0.2
 
     @property
     def title(self) -> str:

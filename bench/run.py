@@ -112,7 +112,9 @@ class _Job:
         todo = [g for g in groups if g.device == "cuda" and g.op in warm.COMPILED and not self._is_done(g)]
         if todo and self.config.workers:
             c = self.config
-            seconds = warm.compile_all(c.out, self.stamp, c.workers, c.only, c.quick, self._left())
+            seconds = warm.compile_all(
+                c.out, self.stamp, c.workers, c.only, c.quick, self._left(), lambda: [self._is_done(g) for g in groups]
+            )  # which imports the peers
             self.console.print(f"kernels compiled and checked by {c.workers} processes in {seconds:.0f} s")
             self.file.append({"kind": "group", "case": "compile", "seconds": round(seconds, 1), "stamp": self.stamp})
 

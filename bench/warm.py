@@ -24,8 +24,16 @@ from quads.compare.records import Record
 COMPILED = ("gemm", "moe", "quantize", "quantize_rac", "fake_quantize", "outer_scale")
 
 
-def compile_all(out: Path, stamp: str, workers: int, only: Sequence[str], quick: bool, limit: float | None) -> float:
-    """Run all shares; seconds that it took. Processes beyond a third of `limit` seconds are ended."""
+def compile_all(
+    out: Path,
+    stamp: str,
+    workers: int,
+    only: Sequence[str],
+    quick: bool,
+    limit: float | None,
+    meanwhile: Callable[[], object] = lambda: None,
+) -> float:
+    """Run all shares, and `meanwhile` here; seconds that it took. Beyond a third of `limit` processes are ended."""
     started = time.monotonic()
     command = [sys.executable, "-m", "quads.bench.warm", str(out), stamp]
     rest = [str(workers), ",".join(only), "quick" if quick else ""]
@@ -33,6 +41,7 @@ def compile_all(out: Path, stamp: str, workers: int, only: Sequence[str], quick:
     environment = {**os.environ, "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // workers))}
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     running = [subprocess.Popen([*command, str(i), *rest], env=environment, **quiet) for i in range(workers)]  # type: ignore[call-overload]
+    meanwhile()
     deadline = None if limit is None else started + limit / 3
     for process in running:
         try:
