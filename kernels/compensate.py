@@ -5,7 +5,8 @@ with x's outer scale. The weight is not touched: the GEMM walks the K blocks 0 .
 selected blocks. Selection rule, scores and ties are those of `quads.emulation.residual`, and the bytes are its bytes.
 
 One pass over x where the list is known beforehand (static, random, all) or belongs to one row (token); two where rows
-share a list that depends on them (batch, tile): the first pass writes the main codes and adds up the scores.
+share a list that depends on them (batch, tile): the first pass writes the main codes and adds up the scores. A known
+list at few rows takes one launch, per-token outer scales included.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from quads.kernels import support
-from quads.kernels.quantize import BLOCK, Granularity, as_rows, outer_or_amax
+from quads.kernels.quantize import BLOCK, Granularity, as_rows, empty_outer, outer_or_amax
 
 Scope = Literal["token", "tile", "batch", "static", "random", "all"]
 TILE_ROWS = 128
@@ -25,6 +26,7 @@ _LANES = 128  # blocks of a program, one for each of four warps' threads (measur
 _BLOCKS_A_THREAD = 1
 _ROWS_A_PROGRAM = 16  # of the pass that adds up scores: one atomic for each block and so many rows
 _WIDEST_ROW = 1024  # blocks of a row that one program keeps in registers, residual included
+_FEW_ROWS = 1024  # up to which one launch beats a pass for the outer scales and one for the codes
 
 
 @dataclass(frozen=True)
@@ -48,12 +50,14 @@ def quantize_rac(
     *,
     granularity: Granularity = "tensor",
     static_blocks: Tensor | None = None,
+    static_ranks: Tensor | None = None,
     tile_rows: int = TILE_ROWS,
     seed: int = 0,
 ) -> RacOperand:
     """Quantise `x` [..., K] and compensate `blocks` of its K/16 blocks (R = 16 * blocks more columns).
 
-    static_blocks: int32 [blocks], ascending, for scope `static`. tile_rows: rows that share a list in scope `tile`.
+    static_blocks: int32 [blocks], ascending, for scope `static`; static_ranks: `ranks` of it, where it is known
+    already. tile_rows: rows that share a list in scope `tile`.
     seed: for scope `random`; the draw is torch.randperm of a CPU generator, the same for every call.
     Raises ValueError on a bad shape, count or list, RuntimeError where no kernel can run.
     """
@@ -61,7 +65,9 @@ def quantize_rac(
     total = rows.shape[1] // BLOCK
     _check(blocks, total, scope, static_blocks, tile_rows)
     support.check_launch(x, "quantize_rac")
-    scale = outer_or_amax(rows, outer, granularity)
+    known = scope in ("static", "random", "all")
+    in_pass = known and outer is None and granularity == "token" and total <= _WIDEST_ROW and rows.shape[0] <= _FEW_ROWS
+    scale = empty_outer(rows, granularity) if in_pass else outer_or_amax(rows, outer, granularity)
     columns = total + blocks
     packed = torch.empty(rows.shape[0], columns * BLOCK // 2, dtype=torch.uint8, device=x.device)
     scales = torch.empty(rows.shape[0], columns, dtype=torch.uint8, device=x.device)
@@ -71,7 +77,8 @@ def quantize_rac(
     elif scope in ("token", "tile", "batch"):
         lists = task.by_score({"token": 1, "tile": tile_rows, "batch": max(1, rows.shape[0])}[scope])
     else:
-        lists = task.by_list(_known_list(scope, blocks, total, static_blocks, seed, x.device))
+        listed = _known_list(scope, blocks, total, static_blocks, seed, x.device)
+        lists = task.by_row(listed, static_ranks) if in_pass else task.by_list(listed)
     return RacOperand(packed, scales, scale, lists[0] if scope == "batch" else lists)
 
 
@@ -88,6 +95,12 @@ def _check(blocks: int, total: int, scope: str, static_blocks: Tensor | None, ti
         raise ValueError(f"static_blocks is {static_blocks.dtype} {tuple(static_blocks.shape)}, not int32 ({blocks},)")
     if tile_rows < 1:
         raise ValueError(f"tile_rows = {tile_rows}: must be positive")
+
+
+def ranks(blocks: Tensor, total: int) -> Tensor:
+    """int32 [total]: the place of each block in the list `blocks`, -1 where it is not listed."""
+    places = torch.arange(blocks.numel(), dtype=torch.int32, device=blocks.device)
+    return torch.full((total,), -1, dtype=torch.int32, device=blocks.device).scatter(0, blocks.long(), places)
 
 
 def _known_list(
@@ -161,6 +174,20 @@ class _Task:
             self._listed(lists, tile_rows, self.count, main=False)
         return lists
 
+    def by_row(self, listed: Tensor, places: Tensor | None) -> Tensor:
+        """The given list, [count], and the outer scale of each row, in one launch."""
+        from quads.kernels.quantize_details.compensate_jit import listed_row_kernel
+
+        m, lanes = self.rows.shape[0], _power(self.total)
+        if m:
+            listed_row_kernel[(m,)](
+                self.rows, self.words, self.scales, self.outer,
+                ranks(listed, self.total) if places is None else places, self.total, self.scales.shape[1],
+                self.stride, B=lanes, NATIVE=support.native_level(), num_warps=_warps(lanes),
+                enable_fp_fusion=False,
+            )  # fmt: skip
+        return listed
+
     def by_list(self, listed: Tensor) -> Tensor:
         """The given list, [count]. One pass."""
         from quads.kernels.quantize_details.compensate_jit import order_kernel
@@ -193,6 +220,8 @@ def _largest(outer: Tensor, m: int, tile_rows: int) -> Tensor:
     tiles = -(-m // tile_rows)
     if outer.ndim == 0:
         return outer.expand(tiles).contiguous()
+    if tiles == 1:
+        return outer.amax().reshape(1)
     padded = torch.nn.functional.pad(outer.flatten(), (0, tiles * tile_rows - m))
     return padded.view(tiles, tile_rows).amax(dim=1)
 

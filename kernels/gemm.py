@@ -41,12 +41,14 @@ def gemm(
     *,
     blocks: Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
+    plan_for: int | None = None,
 ) -> Tensor:
     """A B^T [M, N] in bfloat16 or float32.
 
     a: packed codes uint8 [M, Kp/2], block scales E4M3 bytes uint8 [M, Kp/16] (linear), outer float32 [] or [M, 1].
     b: packed [N, K/2], scales [N, K/16], outer []; or `prepare_weight` of it, which saves the reordering each call.
     blocks: int32 [S], distinct: the K blocks that the last 16 S columns of `a` repeat; Kp = K + 16 S.
+    plan_for: choose way and plan as for so many tokens, whatever M is; a row's bits then do not depend on the others.
     Raises ValueError on shapes that do not fit, RuntimeError where no kernel can run.
     """
     weight = b if isinstance(b, HopperWeight | NativeWeight) else prepare_weight(b)
@@ -56,9 +58,9 @@ def gemm(
     if a.packed.shape[0] == 0:
         return torch.empty((0, weight.n), dtype=out_dtype, device=a.packed.device)
     if isinstance(weight, NativeWeight):
-        tile = native.tile_for(native.family(), a.packed.shape[0])
+        tile = native.tile_for(native.family(), plan_for or a.packed.shape[0])
         return native.product(a, weight, tile, blocks=blocks, out_dtype=out_dtype)
-    tokens, residual = a.packed.shape[0], blocks is not None
+    tokens, residual = plan_for or a.packed.shape[0], blocks is not None
     way = choose(tokens, weight, residual=residual)
     if way == "decode":
         plan = decode_plan(tokens, weight)

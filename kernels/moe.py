@@ -43,25 +43,27 @@ def moe(
     quantize_x: Quantizer = quantize_rows,
     quantize_h: Quantizer = quantize_rows,
     out_dtype: torch.dtype = torch.bfloat16,
+    plan_for: int | None = None,
 ) -> Tensor:
     """The layer's output [M, hidden].
 
     x bfloat16 [M, hidden]; topk_ids int [M, top_k], topk_weights float32 [M, top_k]; w13 =
     `prepare_weight(..., interleave=True)` of [experts, 2 I, hidden] (gate rows first), w2 = `prepare_weight` of
     [experts, hidden, I]. RAC: give quantisers that append residual columns; a block list per expert ([experts, S])
-    is for `quantize_h`, whose rows belong to one expert each.
+    is for `quantize_h`, whose rows belong to one expert each. plan_for: shape the products as for so many routed rows,
+    whatever M is; the order of sums, and so a row's bits, then do not depend on the rows beside it.
     Raises ValueError on shapes that do not fit.
     """
     _check(x, topk_ids, topk_weights, w13, w2)
     if x.shape[0] == 0:
         return torch.empty((0, w2.n), dtype=out_dtype, device=x.device)
     ids, weights = topk_ids.to(torch.int32).contiguous(), topk_weights.float().contiguous()
-    width = slot_width(ids.numel(), w2)
-    grouping = routing.route(ids, w2.experts, width)
+    pairs = plan_for or ids.numel()
+    grouping = routing.route(ids, w2.experts, slot_width(pairs, w2))
     a, blocks = quantize_x(x)
-    h = grouped(a, w13, grouping, blocks, swiglu_rows=True)
+    h = grouped(a, w13, grouping, blocks, swiglu_rows=True, pairs=pairs)
     a, blocks = quantize_h(h)
-    y = grouped(a, w2, replace(grouping, share=1), blocks, swiglu_rows=False)
+    y = grouped(a, w2, replace(grouping, share=1), blocks, swiglu_rows=False, pairs=pairs)
     return routing.combine(y, weights, ids, w2.experts, out_dtype)
 
 
@@ -73,12 +75,22 @@ def slot_width(pairs: int, weight: PreparedWeight) -> int:
 
 
 def grouped(
-    a: Quantized, weight: PreparedWeight, grouping: Grouping, blocks: Tensor | None, *, swiglu_rows: bool
+    a: Quantized,
+    weight: PreparedWeight,
+    grouping: Grouping,
+    blocks: Tensor | None,
+    *,
+    swiglu_rows: bool,
+    pairs: int | None = None,
 ) -> Tensor:
-    """One grouped product: each routed row of `a` times its expert's weight, [rows_out, N] (or N/2 after SwiGLU)."""
+    """One grouped product: each routed row of `a` times its expert's weight, [rows_out, N] (or N/2 after SwiGLU).
+
+    pairs: routed rows to plan for, where it is not as many as there are.
+    """
     width = grouping.slots.numel() // grouping.groups.numel()
     if isinstance(weight, HopperWeight):
-        plan = grouped_plan(width, weight, grouping.groups.numel())
+        most = grouping.groups.numel() if pairs is None else routing.most_blocks(pairs, weight.experts, width)
+        plan = grouped_plan(width, weight, most)
         return hopper.decode(a, weight, plan, blocks=blocks, grouping=grouping, swiglu=swiglu_rows)
     tile = replace(native.tile_for(native.family(), 1), tokens=width)
     y = native.product(a, weight, tile, blocks=blocks, grouping=grouping)

@@ -146,11 +146,21 @@ def outer_or_amax(rows: Tensor, outer: Tensor | None, granularity: Granularity) 
 def outer_scale(rows: Tensor, granularity: Granularity = "tensor") -> Tensor:
     """amax / 2688 as float32 [] or [M, 1], correctly rounded, 1 where amax is 0 (and for an empty tensor)."""
     if granularity == "token":
-        amax = torch.linalg.vector_norm(rows.float(), float("inf"), dim=-1, keepdim=True)
-    else:
-        amax = _tensor_amax(rows)
+        return _row_outers(rows)
+    amax = _tensor_amax(rows)
     # A Python scalar will not do: torch multiplies by its rounded reciprocal on CUDA.
     return torch.where(amax > 0, amax / amax.new_full((), 2688.0), 1.0)
+
+
+def _row_outers(rows: Tensor) -> Tensor:
+    """One launch, which at decoding is what counts."""
+    from quads.kernels.quantize_details.quantize_jit import row_outer_kernel
+
+    outer = empty_outer(rows, "token")
+    width = min(4096, 1 << max(4, (rows.shape[1] - 1).bit_length()))
+    if rows.shape[0]:
+        row_outer_kernel[(rows.shape[0],)](rows, outer, rows.shape[1], rows.stride(0), WIDTH=width)
+    return outer
 
 
 def _tensor_amax(rows: Tensor) -> Tensor:

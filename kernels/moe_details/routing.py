@@ -36,7 +36,7 @@ def route(topk_ids: Tensor, experts: int, width: int) -> Grouping:
     Rows are pairs, token * top_k + k. The number of blocks is the most that any routing can need: no wait for the GPU.
     """
     pairs = topk_ids.numel()
-    max_blocks = min(pairs, experts) + pairs // width
+    max_blocks = most_blocks(pairs, experts, width)
     slots = torch.empty(max_blocks * width, dtype=torch.int32, device=topk_ids.device)
     groups = torch.empty(max_blocks, dtype=torch.int32, device=topk_ids.device)
     if pairs and topk_ids.is_cuda:
@@ -45,6 +45,11 @@ def route(topk_ids: Tensor, experts: int, width: int) -> Grouping:
     elif pairs:
         _route_in_torch(topk_ids.flatten(), experts, width, slots, groups)
     return Grouping(slots, groups, topk_ids.shape[1], pairs)
+
+
+def most_blocks(pairs: int, experts: int, width: int) -> int:
+    """The most blocks of `width` rows that `pairs` routed rows can need."""
+    return min(pairs, experts) + pairs // width
 
 
 def _route_in_torch(ids: Tensor, experts: int, width: int, slots: Tensor, groups: Tensor) -> None:

@@ -211,6 +211,36 @@ def listed_kernel(
 
 
 @triton.jit
+def listed_row_kernel(
+    x, packed, scales, outer, rank, blocks, columns, stride, B: tl.constexpr, NATIVE: tl.constexpr
+):  # fmt: skip
+    """One row a program: its outer scale amax / 2688 (written), its codes, and residual codes of the listed blocks.
+
+    rank [blocks]: place of a block in the list, negative where it is not listed. Every block's residual is encoded,
+    which costs few rows less than a pass that finds the outer scales first.
+    """
+    ELEMENT: tl.constexpr = x.dtype.element_ty
+    at = tl.program_id(0)
+    block = tl.arange(0, B)
+    inside = block < blocks
+    row = at + tl.zeros((B,), tl.int32)
+    place = tl.load(rank + block, mask=inside, other=-1)
+    l0, l1, h0, h1 = load_tile(x, row, block, stride, inside, ELEMENT)
+    le, lo = raw_magnitudes(l0, l1, ELEMENT)
+    he, ho = raw_magnitudes(h0, h1, ELEMENT)
+    amax = tl.max(tl.maximum(half_amax(le, lo), half_amax(he, ho)), axis=0)
+    g0 = tl.where(amax > 0, tl.div_rn(amax, 2688.0), 1.0)
+    tl.store(outer + at, g0)
+    g = tl.full((B,), 1.0, tl.float32) * g0
+    if fast_range(g0) > 0:
+        scale, first, second, rs, r1, r2 = both_codes(l0, l1, h0, h1, g, ELEMENT, True, NATIVE)
+    else:
+        scale, first, second, rs, r1, r2 = both_codes(l0, l1, h0, h1, g, ELEMENT, False, NATIVE)
+    store_block(packed, scales, row, block, columns, scale, first, second, inside)
+    store_block(packed, scales, row, blocks + place, columns, rs, r1, r2, inside & (place >= 0))
+
+
+@triton.jit
 def token_kernel(
     x, packed, scales, outer, lists, blocks, count, columns, stride,
     B: tl.constexpr, TOKEN: tl.constexpr, NATIVE: tl.constexpr,

@@ -82,6 +82,20 @@ def test_known_lists_equal_the_emulator(launch: Launch, scope: kernel.Scope, gra
     check(got, x, quantizers.quantize(x, granularity=granularity), lists[None], 9)
 
 
+@pytest.mark.parametrize("size", [1.0, 2.0**-100, 2.0**60])
+def test_a_known_list_takes_given_outer_scales_or_finds_them_in_the_same_launch(launch: Launch, size: float) -> None:
+    """Rows far outside of the fast range and a row of zeros among them."""
+    x = uneven(5, 176, torch.bfloat16) * size
+    x[2] = 0
+    q, listed = quantizers.quantize(x, granularity="token"), torch.tensor([0, 3, 7, 10], dtype=torch.int32)
+    shared = {"granularity": "token", "static_blocks": listed}
+    check(launch(kernel.quantize_rac, x, 4, "static", **shared), x, q, listed.long()[None], 5)
+    known = launch(kernel.quantize_rac, x, 4, "static", static_ranks=kernel.ranks(listed, 11), **shared)
+    given = launch(kernel.quantize_rac, x, 4, "static", q.outer, **shared)
+    for field in ("packed", "scales", "outer"):
+        assert torch.equal(getattr(known, field), getattr(given, field)), field
+
+
 def test_equal_scores_go_to_the_lower_block(launch: Launch) -> None:
     x = uneven(4, 16, torch.bfloat16).repeat(1, 8)
     for scope in ("batch", "token"):

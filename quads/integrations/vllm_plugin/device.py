@@ -21,6 +21,7 @@ from quads.kernels.quantize import quantize
 from quads.recipes import Recipe
 
 _LISTED = ("static", "random", "all")
+_INVARIANT_TOKENS, _INVARIANT_PAIRS = 16, 2048  # what batch-invariant products are planned for
 
 
 class BlockList:
@@ -29,14 +30,19 @@ class BlockList:
     def __init__(self, recipe: Recipe, k: int, seed: int, device: torch.device) -> None:
         self.recipe, self.total, self.seed = recipe, k // BLOCK, seed
         self.blocks = torch.arange(recipe.rac_blocks(k), dtype=torch.int32, device=device)
+        self.ranks = compensate.ranks(self.blocks, self.total)
         self.forget()
         self._age = 0
         self._draw()
 
     def calibrate(self, blocks: Tensor) -> None:
         """Keep `blocks` until the selection is refreshed."""
-        self.blocks.copy_(blocks)
+        self._keep(blocks)
         self.chosen = True
+
+    def _keep(self, blocks: Tensor) -> None:
+        self.blocks.copy_(blocks)
+        self.ranks.copy_(compensate.ranks(self.blocks, self.total))
 
     def forget(self) -> None:
         """Have a static selection chosen anew at the next call that may."""
@@ -53,7 +59,7 @@ class BlockList:
     def _draw(self) -> None:
         if self.recipe.rac_scope == "random":
             drawn = torch.randperm(self.total, generator=torch.Generator().manual_seed(self.seed))
-            self.blocks.copy_(drawn[: self.blocks.numel()].sort().values)
+            self._keep(drawn[: self.blocks.numel()].sort().values)
 
 
 class Activations:
@@ -82,7 +88,8 @@ class Activations:
             q = compensate.quantize_rac(x, self.count, "batch", granularity=granularity)
             self.list.calibrate(q.blocks)
             return q, self.list.blocks
-        q = compensate.quantize_rac(x, self.count, "static", granularity=granularity, static_blocks=self.list.blocks)
+        lists: Any = {"static_blocks": self.list.blocks, "static_ranks": self.list.ranks}
+        q = compensate.quantize_rac(x, self.count, "static", granularity=granularity, **lists)
         return q, self.list.blocks
 
     def _spread(self, q: RacOperand) -> RacOperand:
@@ -98,11 +105,14 @@ class Activations:
         return RacOperand(packed, torch.cat([q.scales[:, :blocks], scales], dim=1), q.outer, self.every)
 
 
-def matmul(x: Tensor, weight: PreparedWeight, activations: Activations, *, calibrate: bool = False) -> Tensor:
-    """x [M, K] times the weight [N, K] in the dtype of `x`: [M, N]."""
+def matmul(
+    x: Tensor, weight: PreparedWeight, activations: Activations, *, calibrate: bool = False, invariant: bool = False
+) -> Tensor:
+    """x [M, K] times the weight [N, K] in the dtype of `x`: [M, N]. invariant: a row's bits are those it has alone."""
     q, blocks = activations.operand(x, calibrate=calibrate)
     out = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
-    return gemm.gemm(q, weight, blocks=blocks, out_dtype=out).to(x.dtype)
+    plan_for = _INVARIANT_TOKENS if invariant else None
+    return gemm.gemm(q, weight, blocks=blocks, out_dtype=out, plan_for=plan_for).to(x.dtype)
 
 
 def experts(
@@ -114,8 +124,12 @@ def experts(
     *,
     elsewhere: bool = False,
     calibrate: bool = False,
+    invariant: bool = False,
 ) -> Tensor:
-    """A routed SwiGLU layer. elsewhere: some ids are negative, experts of other ranks, and give nothing."""
+    """A routed SwiGLU layer. elsewhere: some ids are negative, experts of other ranks, and give nothing.
+
+    invariant: a row's bits are those it has alone, where its selection is its own or everybody's.
+    """
 
     def quantize_h(h: Tensor) -> tuple[Quantized, Tensor | None]:
         # Rows of experts on other ranks are never written: they must not decide a shared selection.
@@ -125,5 +139,7 @@ def experts(
     def quantize_x(rows: Tensor) -> tuple[Quantized, Tensor | None]:
         return activations[0].operand(rows, calibrate=calibrate)
 
-    y = moe.moe(x.bfloat16(), topk_ids, topk_weights, *prepared, quantize_x=quantize_x, quantize_h=quantize_h)
+    plan_for = _INVARIANT_PAIRS if invariant else None
+    quantizers: Any = {"quantize_x": quantize_x, "quantize_h": quantize_h}
+    y = moe.moe(x.bfloat16(), topk_ids, topk_weights, *prepared, **quantizers, plan_for=plan_for)
     return y.to(x.dtype)

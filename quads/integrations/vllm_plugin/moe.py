@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import vllm.envs as envs
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn import functional as F
@@ -157,8 +158,9 @@ class QuadsMoEMethod(_Experts):
         prepared = (weights.prepared(layer, W13, interleave=True), weights.prepared(layer, W2, interleave=False))
         k13, k2 = (layer._parameters[name].shape[-1] for name in (W13, W2))
         rows = (self.products[W13].activations(k13, x.device), self.products[W2].activations(k2, x.device))
+        how: Any = {"calibrate": may_calibrate(), "invariant": envs.VLLM_BATCH_INVARIANT}
         elsewhere = layer.expert_map is not None
-        return device.experts(x, topk_weights, ids, prepared, rows, elsewhere=elsewhere, calibrate=may_calibrate())
+        return device.experts(x, topk_weights, ids, prepared, rows, elsewhere=elsewhere, **how)
 
     def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
         weights.port_of(layer, name)

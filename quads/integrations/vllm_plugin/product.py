@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+import vllm.envs as envs
 from torch import Tensor
 from torch.nn import Module
 from torch.nn import functional as F
@@ -38,7 +39,8 @@ class LayerProduct:
             from quads.integrations.vllm_plugin import device
 
             weight = weights.prepared(layer, self.name, interleave=False)
-            return device.matmul(x, weight, self.activations(x.shape[-1], x.device), calibrate=may_calibrate())
+            rows = self.activations(x.shape[-1], x.device)
+            return device.matmul(x, weight, rows, calibrate=may_calibrate(), invariant=envs.VLLM_BATCH_INVARIANT)
         value = layer._parameters.get(self.name + weights.VALUE)
         if self.recipe.rollout_weights == "fp8":
             return rollout.Fp8Product(value.data).matmul(x)  # type: ignore[union-attr]
