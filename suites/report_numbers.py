@@ -52,7 +52,7 @@ def alike(values: tuple[Any, ...], *, signed: bool = False) -> tuple[str, ...]:
     """Value, low and high with the same decimals: two significant digits of the interval's width, three at most."""
     value, low, high = map(float, values)
     sign, largest = "+" if signed else "", max(map(abs, (value, low, high)))
-    width = max(high - low, largest / 1000)
+    width = max(high - low, largest / 100)
     if 0 < largest < 1e-3:
         texts = [f"{item:{sign}.1e}" if item else "0" for item in (value, low, high)]
     else:

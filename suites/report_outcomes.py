@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -86,10 +87,10 @@ def arms_axis(arms: list[str]) -> dict[str, Any]:
     return {"type": "category", "categoryorder": "array", "categoryarray": arms[::-1], "automargin": True}
 
 
-def errors(rows: list[Numbers], color: str) -> dict[str, Any]:
-    """plotly error bars of rows {value, low, high}; none where the interval is unknown."""
+def errors(rows: list[Numbers], color: str, least: float = -math.inf) -> dict[str, Any]:
+    """plotly error bars of rows {value, low, high}, cut at `least`; none where the interval is unknown."""
     up = [row["high"] - row["value"] if known(row.get("high")) else 0 for row in rows]
-    down = [row["value"] - row["low"] if known(row.get("low")) else 0 for row in rows]
+    down = [row["value"] - max(row["low"], least) if known(row.get("low")) else 0 for row in rows]
     return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": color, "thickness": 1.5}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from quads import recipes
 from quads.page_choices import ChosenFigure, Spec
 from quads.suites.config import CONTROLS
-from quads.suites.report_numbers import known
+from quads.suites.report_numbers import interval, known
 from quads.suites.report_outcomes import LOG, errors
 from quads.suites.report_style import SCOPES, TERMS, Look, colors
 
@@ -134,7 +134,7 @@ def _ratio_line(scope: str, points: dict[float, Numbers], index: int) -> Numbers
     return (
         {"type": "scatter", "name": label, "x": [r if end else r + index for r, end in zip(points, ends, strict=True)]}
         | {"y": [gap["value"] for gap in gaps], "text": [row["arm"] for row in points.values()]}
-        | {"mode": "lines+markers", "error_y": errors(own, color), "marker": {"symbol": symbol, "size": 8}}
+        | {"mode": "lines+markers", "error_y": errors(own, color, 0.0), "marker": {"symbol": symbol, "size": 8}}
         | {"line": {"color": color, "width": 2, "dash": "dot" if scope == "random" else "solid"}}
     )
 
@@ -158,21 +158,28 @@ def _sweeps(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
 
 
 def _sweep(arms: dict[str, dict[float, Numbers]], look: Look) -> Spec:
+    """Sizes at equal distances, arms beside each other within a size."""
+    sizes = sorted({size for points in arms.values() for size in points})
     data = []
-    for arm, points in arms.items():
-        scales = sorted(points)
-        gaps = [points[scale] for scale in scales]
+    for index, (arm, points) in enumerate(arms.items()):
+        aside = 0.04 * (index - (len(arms) - 1) / 2)
+        gaps = [points[size] for size in sizes if size in points]
         data.append(
             look.trace(
-                arm, x=[f"{scale:g}" for scale in scales], y=[gap["value"] for gap in gaps], mode="lines+markers",
-                error_y=errors(gaps, look.colors[arm]), line=look.line(arm), marker=look.marker(arm),
+                arm,
+                x=[place + aside for place, size in enumerate(sizes) if size in points],
+                y=[gap["value"] for gap in gaps],
+                text=[f"{size:g} times: {interval(points[size])}" for size in sizes if size in points],
+                hovertemplate="%{text}",
+                mode="lines+markers",
+                error_y=errors(gaps, look.colors[arm], 0.0),
+                line=look.line(arm),
+                marker=look.marker(arm),
             )
-        )  # fmt: skip
+        )
     layout = _layout("mean |Δ log p|", LOG)
-    every = sorted({scale for points in arms.values() for scale in points})
-    order = [f"{scale:g}" for scale in every]
-    layout["xaxis"] = {"title": {"text": "outlier size (times)"}, "type": "category", "categoryorder": "array"}
-    layout["xaxis"]["categoryarray"] = order
+    layout["xaxis"] = {"title": {"text": "outlier size (times)"}, "tickvals": list(range(len(sizes)))}
+    layout["xaxis"]["ticktext"] = [f"{size:g}" for size in sizes]
     return {"data": data, "layout": layout}
 
 
@@ -204,7 +211,7 @@ def _layout(title: str, axis: Numbers | None = None, *, legend: bool = False) ->
         "yaxis": {
             "title": {"text": title, "standoff": 8},
             "automargin": True,
-            "rangemode": "nonnegative",
+            "rangemode": "tozero",
             **(axis or {}),
         },
         "margin": {"l": 60, "r": 12, "t": 12, "b": 44},

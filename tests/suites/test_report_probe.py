@@ -61,16 +61,33 @@ def test_arms_with_other_block_rules_are_no_part_of_the_ratio_curve() -> None:
 
 
 def test_a_sweep_starts_at_the_model_without_outliers() -> None:
-    data = drawn(made_suite())["sweep-32"].specs["w4|start"]["data"]
+    spec = drawn(made_suite())["sweep-32"].specs["w4|start"]
+    data = spec["data"]
     nvfp4 = next(trace for trace in data if trace["name"] == "nvfp4")
-    assert nvfp4["x"] == ["1", "4", "16"]
+    assert nvfp4["x"] == pytest.approx([0, 1, 2], abs=0.2)
+    assert spec["layout"]["xaxis"]["ticktext"] == ["1", "4", "16"]
+    assert nvfp4["text"][2].startswith("16 times: 0.13")
     assert nvfp4["y"] == pytest.approx([0.004, 0.004 * 9, 0.004 * 33])
     assert not any(":" in trace["name"] for trace in data)
 
 
 def test_a_sweep_of_one_size_needs_no_plain_model() -> None:
-    data = drawn(made_suite(outliers=("8x16",)))["sweep-8"].specs["w4|start"]["data"]
-    assert data[0]["x"] == ["16"]
+    spec = drawn(made_suite(outliers=("8x16",)))["sweep-8"].specs["w4|start"]
+    assert spec["layout"]["xaxis"]["ticktext"] == ["16"]
+    assert {len(trace["x"]) for trace in spec["data"]} == {1}
+
+
+def test_arms_of_a_sweep_stand_beside_each_other() -> None:
+    data = drawn(made_suite())["sweep-8"].specs["w4|start"]["data"]
+    assert len({trace["x"][0] for trace in data}) == len(data)
+
+
+def test_an_interval_that_reaches_below_zero_is_cut_there() -> None:
+    summary = made_suite()
+    for row in summary["probe"]:
+        row["gap_mean"]["low"] = -1.0
+    line = drawn(summary)["ratio"].specs["w4|start|"]["data"][0]
+    assert line["error_y"]["arrayminus"] == pytest.approx(line["y"])
 
 
 def test_attribution_has_a_line_a_term_over_the_layers() -> None:
