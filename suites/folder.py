@@ -26,8 +26,6 @@ def claim(suite: Suite, out: Path) -> list[str]:
     """
     if out.exists() and not out.is_dir():
         raise SuiteError(f"{out} is a file: name a folder")
-    for cell in suite.cells(out):
-        comparison.check_folder(cell.compare)
     path = out / "suite.json"
     document = suite.to_dict()
     if path.exists():
@@ -36,6 +34,8 @@ def claim(suite: Suite, out: Path) -> list[str]:
         if changed:
             raise SuiteError(f"{out} holds another suite ({'; '.join(changed)}): choose another --out")
         document["seeds"] = max(old["seeds"], suite.seeds)
+    for cell in suite.cells(out):
+        comparison.check_folder(cell.compare)
     out.mkdir(parents=True, exist_ok=True)
     noted = _repair(suite, out)
     for cell in suite.cells(out):

@@ -219,7 +219,8 @@ class _Recorder(TrainerCallback):
         self.runs.append(record)
         stop = self.watch.stop()
         if step % config.checkpoint_every == 0 or step == config.steps or stop:
-            save_state(self.arm.checkpoint, self.learner.model, self.learner.optimizer, step, self.arm.identity)
+            optimizer = self.learner.optimizer if step < config.steps else None  # its moments are two thirds of a file
+            save_state(self.arm.checkpoint, self.learner.model, optimizer, step, self.arm.identity)
         self.reached = step
         self.watch.on_step(step)
         control.should_training_stop = control.should_training_stop or stop

@@ -19,11 +19,11 @@ from quads.models import ModelError, open_safetensors
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-def save_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, identity: str) -> None:
-    """Write parameters and moments; `identity` says which run they belong to."""
+def save_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None, step: int, identity: str) -> None:
+    """Write parameters and moments; `identity` says which run they belong to. No optimiser: a run that is finished."""
     tensors = {f"model/{name}": parameter.detach() for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
-        for moment, value in optimizer.state.get(parameter, {}).items():
+        for moment, value in (optimizer.state.get(parameter, {}) if optimizer else {}).items():
             tensors[f"{moment}/{name}"] = value
     cpu = {key: value.cpu().contiguous() for key, value in tensors.items()}
     write_atomically(path, save(cpu, metadata={"step": str(step), "identity": identity}))

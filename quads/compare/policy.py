@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from quads.compare.characters import character_tokenizer
 from quads.compare.config import CompareConfig, CompareError
 from quads.compare.tasks import Task
 from quads.compute import AS_LOADED, ROLLOUT, TRAINER, Arithmetic
-from quads.integrations.trl import end_tokens
+from quads.integrations.trl import end_tokens, prompt_ids
 from quads.recipes import Recipe
 from quads.rollout import rollout_numerics
 from quads.sampling import sample
@@ -37,6 +38,11 @@ class Policy:
     tokenizer: Any
     task: Task
     source: str
+
+    @cached_property
+    def held_out_ids(self) -> list[list[int]]:
+        """Token ids of the held-out prompts, in order."""
+        return prompt_ids([problem.prompt for problem in self.task.held_out], self.tokenizer)
 
     def fresh_copy(self) -> Any:
         return copy.deepcopy(self.model)
@@ -108,16 +114,16 @@ def accuracy(model: nn.Module, policy: Policy, recipe: Recipe | None, config: Co
     with (trainer if recipe is None else rollout).on(model), numerics:
         for first in range(0, len(problems), size):
             batch = problems[first : first + size]
-            texts = _greedy(model, policy, [problem.prompt for problem in batch], config.max_new_tokens)
+            texts = _greedy(model, policy, policy.held_out_ids[first : first + size], config.max_new_tokens)
             solved += [policy.task.solved(text, problem) for text, problem in zip(texts, batch, strict=True)]
     model.train(training)
     return solved
 
 
-def _greedy(model: nn.Module, policy: Policy, prompts: list[str], max_new_tokens: int) -> list[str]:
+def _greedy(model: nn.Module, policy: Policy, prompts: list[list[int]], max_new_tokens: int) -> list[str]:
     completions = sample(
         model,
-        [policy.tokenizer(prompt)["input_ids"] for prompt in prompts],
+        prompts,
         samples=1,
         max_new_tokens=max_new_tokens,
         eos=end_tokens(model, policy.tokenizer),

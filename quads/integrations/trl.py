@@ -160,9 +160,11 @@ def score(
 
 
 def prompt_ids(prompts: list[Any], tokenizer: Any) -> list[list[int]]:
-    """Token ids of text prompts, or of message lists through the tokenizer's chat template."""
+    """Token ids of text prompts (each different one is tokenised once), or of messages through the chat template."""
     if isinstance(prompts[0], str):
-        return [tokenizer(prompt)["input_ids"] for prompt in prompts]
+        different = list(dict.fromkeys(prompts))
+        found = dict(zip(different, tokenizer(different)["input_ids"], strict=True))
+        return [list(found[prompt]) for prompt in prompts]
     return [
         tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_dict=True)["input_ids"]
         for prompt in prompts
