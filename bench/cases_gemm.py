@@ -145,9 +145,10 @@ def _ours_from_bf16(s: Shape) -> Ready:
 def _rac_from_bf16(s: Shape) -> Ready:
     weights, prepared = four_bit(s.n, s.k, s.sets)
     x, blocks = drawn.activations(s.m, s.k), drawn.half_of(s.k)
+    known = {"static_blocks": blocks, "static_ranks": compensate.ranks(blocks, s.k // 16)}
 
     def operand() -> compensate.RacOperand:
-        return compensate.quantize_rac(x, len(blocks), "static", granularity="token", static_blocks=blocks)
+        return compensate.quantize_rac(x, len(blocks), "static", granularity="token", **known)
 
     def call(w: PreparedWeight) -> Tensor:
         return gemm.gemm(operand(), w, blocks=blocks)

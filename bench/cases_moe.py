@@ -138,14 +138,17 @@ def routing(size: Size) -> tuple[Tensor, Tensor]:
 
 def static_half(x: Tensor) -> tuple[Quantized, Tensor | None]:
     """Every other block, known beforehand."""
-    blocks = _every_other(x.shape[1])
-    q = compensate.quantize_rac(x, len(blocks), "static", granularity="token", static_blocks=blocks)
+    blocks, places = _every_other(x.shape[1])
+    q = compensate.quantize_rac(
+        x, len(blocks), "static", granularity="token", static_blocks=blocks, static_ranks=places
+    )
     return q, q.blocks
 
 
 @cache
-def _every_other(k: int) -> Tensor:
-    return torch.arange(0, k // 16, 2, dtype=torch.int32, device="cuda")
+def _every_other(k: int) -> tuple[Tensor, Tensor]:
+    blocks = torch.arange(0, k // 16, 2, dtype=torch.int32, device="cuda")
+    return blocks, compensate.ranks(blocks, k // 16)
 
 
 def batch_half(x: Tensor) -> tuple[Quantized, Tensor | None]:

@@ -146,7 +146,19 @@ def _rac(device: str) -> tuple[Case, ...]:
         ready = partial(_compensated, device, scope)
         return ours(numerics="quads", variant=f"50 % {scope}", ready=ready, goal=goal(scope))
 
-    return (base, *(case(scope) for scope in (scopes if device == "cuda" else scopes[:2])))
+    cases = (base, *(case(scope) for scope in (scopes if device == "cuda" else scopes[:2])))
+    if device == "cpu":
+        return cases
+    return (
+        *cases,
+        Case(
+            numerics="quads",
+            variant="50 % static, token, amax in the pass",
+            ready=_decoded,
+            implementation=OURS[device],
+            missing=_missing(device),
+        ),
+    )
 
 
 def _compensated(device: str, scope: compensate.Scope, rows: Rows) -> Ready:
@@ -160,6 +172,20 @@ def _compensated(device: str, scope: compensate.Scope, rows: Rows) -> Ready:
         return compensate.quantize_rac(x, rows.half, scope, rows.outer, static_blocks=static)
 
     return _ready(moved, call, partial(checks.same_residual, x))
+
+
+def _decoded(rows: Rows) -> Ready:
+    """As a decoding step quantises: known blocks, a scale a token found on the way."""
+    x = rows.x
+    blocks = torch.arange(0, x.shape[1] // 16, 2, dtype=torch.int32, device="cuda")
+    places = compensate.ranks(blocks, x.shape[1] // 16)
+
+    def call() -> compensate.RacOperand:
+        return compensate.quantize_rac(
+            x, rows.half, "static", granularity="token", static_blocks=blocks, static_ranks=places
+        )
+
+    return _ready(counts.quantize_rac(x.numel(), 0.5, second_pass=False), call, partial(checks.same_residual, x))
 
 
 def _emulated_rac(x: Tensor, outer: Tensor, static: Tensor | None) -> quantizers.NVFP4Tensor:

@@ -152,16 +152,26 @@ def _check_quantizers(x: Tensor, granularity: quantize.Granularity) -> None:
 
 
 def _check_rac(x: Tensor, granularity: quantize.Granularity, count: int = 31) -> None:
+    """A list chosen by the batch, and a known one: with the outer scales given, and (in one launch) derived."""
     want, on_gpu = quantizers.quantize(x, granularity=granularity), x.cuda()
     scores = residual.block_scores(residual.residual(x, want), want.outer).sum(dim=0)
-    static = torch.arange(1, 2 * count, 2)
-    for scope, blocks in (("batch", residual.top_blocks(scores, count)), ("static", static)):
-        poison(on_gpu.device)
-        got = compensate.quantize_rac(
-            on_gpu, count, scope, want.outer.cuda(), granularity=granularity,  # type: ignore[arg-type]
-            static_blocks=static.int().cuda() if scope == "static" else None,
-        )  # fmt: skip
-        unequal(got.blocks.long(), blocks, f"{scope}: blocks")
-        second = residual.quantize_residual(x, want, blocks)
-        unequal(got.packed, torch.cat([want.packed, second.packed], -1), f"{scope}: codes")
-        unequal(got.scales, torch.cat([want.scales, second.scales], -1), f"{scope}: block scales")
+    static, outer = torch.arange(1, 2 * count, 2), want.outer.cuda()
+    _same_rac(x, want, residual.top_blocks(scores, count), _rac(on_gpu, "batch", outer, granularity, None, count))
+    for given in (outer, None):
+        _same_rac(x, want, static, _rac(on_gpu, "static", given, granularity, static.int().cuda(), count))
+
+
+def _rac(
+    x: Tensor, scope: compensate.Scope, outer: Tensor | None, granularity: quantize.Granularity,
+    static: Tensor | None, count: int,
+) -> compensate.RacOperand:  # fmt: skip
+    poison(x.device)
+    return compensate.quantize_rac(x, count, scope, outer, granularity=granularity, static_blocks=static)
+
+
+def _same_rac(x: Tensor, want: NVFP4Tensor, blocks: Tensor, got: compensate.RacOperand) -> None:
+    unequal(got.blocks.long(), blocks, "RAC: blocks")
+    unequal(got.outer, want.outer, "RAC: outer scales")
+    second = residual.quantize_residual(x, want, blocks)
+    unequal(got.packed, torch.cat([want.packed, second.packed], -1), "RAC: codes")
+    unequal(got.scales, torch.cat([want.scales, second.scales], -1), "RAC: block scales")
