@@ -153,7 +153,7 @@ def _rac(device: str) -> tuple[Case, ...]:
         *cases,
         Case(
             numerics="quads",
-            variant="50 % static, token, amax in the pass",
+            variant="50 % amax in the pass, static",
             ready=_decoded,
             implementation=OURS[device],
             missing=_missing(device),
