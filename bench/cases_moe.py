@@ -109,10 +109,10 @@ def weights(
     return w13, w2, (gemm.prepare_weight(w13, interleave=True), gemm.prepare_weight(w2))
 
 
-def experts_weight(experts: int, n: int, k: int, parts: int) -> PackedNVFP4:
+def experts_weight(experts: int, n: int, k: int, parts: int, device: str = "cuda") -> PackedNVFP4:
     """Marlin holds one outer scale an expert, so gate and up share theirs here."""
-    q = drawn.packed(experts * n, k // 16, per_row=False)
-    outer = ((torch.rand(experts, 1, device="cuda") + 0.5) * 2e-4).expand(experts, parts).contiguous()
+    q = drawn.packed(experts * n, k // 16, per_row=False, device=device)
+    outer = ((torch.rand(experts, 1, device=device) + 0.5) * 2e-4).expand(experts, parts).contiguous()
     return PackedNVFP4(q.packed.view(experts, n, -1), q.scales.view(experts, n, -1), outer.squeeze(1))
 
 

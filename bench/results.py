@@ -69,7 +69,7 @@ class Result:
     case: the key, unique in a file: op/numerics[/variant]/implementation/shape. in_a_row_seconds: of a call among
     others, launches overlapping, inputs rotated. bytes, flops: counted, of one call. share_*: of the copy bandwidth and
     of the matrix peak of the case's number format, both measured in the same run. energy_j: of one call, in a row.
-    error: largest error over its bound, 0 where bytes are equal, None for a peer. peak_bytes: memory, where it is read.
+    error: largest error over its bound, 0 where bytes are equal, None where nothing was compared.
     chip, model_error: of a modelled result, the chip of quads.bench.specs and the error on the H200; its case is
     modelled/CHIP/ and the case it predicts.
     """
@@ -95,7 +95,6 @@ class Result:
     share_of_copy: float | None = None
     share_of_matrix_peak: float | None = None
     energy_j: float | None = None
-    peak_bytes: float | None = None
     error: float | None = None
     goal: str = ""
     goal_met: bool | None = None
