@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from quads.attribution.batch import TokenBatch
 from quads.compare.config import digest
 from quads.compare.records import Record, Records
 from quads.suites import probe_numerics, probe_policies, probe_tokens
@@ -85,6 +86,7 @@ class _Run:
         self.probe, self.out, self.device = probe, out, device
         self.deadline, self.on_progress = deadline, on_progress
         self.records, self.scorer = Records(out / "probe.jsonl"), SCORERS[probe.scoring]
+        self.tokens: dict[str, list[TokenBatch]] = {}
         self.identities: dict[str, str] = {}
         self.wanted: set[Key] = set()
         self.have: set[Key] = set()
@@ -102,7 +104,11 @@ class _Run:
 
     def claim(self, checkpoints: list[Checkpoint]) -> None:
         """Say what is wanted and see what is there; records of other checkpoints or tokens are dropped."""
-        self.identities = {c.name: _identity(c, self.probe) for c in checkpoints}
+        for c in checkpoints:
+            path = self.out / f"probe-tokens-{c.name}.safetensors"
+            self.tokens[c.name] = probe_tokens.fixed_tokens(c, self.probe, path, self.device)
+            decides = [c.digest, probe_tokens.content(self.tokens[c.name]), self.probe.scoring]
+            self.identities[c.name] = digest([*decides, c.compute_on(self.device)])
         self.wanted = {key for c in checkpoints for key in _keys(c, self.probe)}
         there = self.records.read()
         self.have = {_key(record) for record in there if self._current(record)} & self.wanted
@@ -119,15 +125,14 @@ class _Run:
 
     def measure(self, checkpoint: Checkpoint) -> None:
         """Every record of one policy that is not there yet."""
-        path = self.out / f"probe-tokens-{checkpoint.name}.safetensors"
+        on_device = [probe_tokens.on_device(batch, self.device) for batch in self.tokens[checkpoint.name]]
+        *batches, calibration = on_device
         for outliers in self.probe.outliers:
             if not self._lacks(checkpoint.name, outliers):
                 continue
-            fixed = probe_tokens.fixed_tokens(checkpoint, self.probe, path)
-            *batches, calibration = [probe_tokens.on_device(batch, self.device) for batch in fixed]
             model = probe_policies.stressed(checkpoint.model, outliers, self.device)
             for draw, batch in enumerate(batches):
-                tokens = Tokens(model, batch, calibration, self.scorer, self._compute(checkpoint), draw)
+                tokens = Tokens(model, batch, calibration, self.scorer, checkpoint.compute_on(self.device), draw)
                 self._measure_arms(tokens, {"policy": checkpoint.name, "outliers": outliers, "draw": draw})
                 if draw == 0 and checkpoint.name == START:
                     self._measure_layers(tokens, {"policy": checkpoint.name, "outliers": outliers, "draw": draw})
@@ -171,10 +176,6 @@ class _Run:
             return f"measured ({torch.cuda.get_device_name(self.device)})"
         return "emulated (CPU)"
 
-    def _compute(self, checkpoint: Checkpoint) -> str:
-        """Arithmetic of what is not quantised: bfloat16 on CUDA, where the kernels give no other, else the suite's."""
-        return "bfloat16" if self.device.type == "cuda" else checkpoint.config.compute
-
     def _lacks(self, policy: str, outliers: str) -> bool:
         missing = any(key[1:3] == (policy, outliers) for key in self.wanted - self.have)
         return missing and time.monotonic() < self.deadline
@@ -197,10 +198,6 @@ def _keys(checkpoint: Checkpoint, probe: Probe) -> Iterator[Key]:
 def _key(record: Record) -> Key:
     names = ("kind", "policy", "outliers", "arm", "reference", "draw", "layer")
     return tuple(str(record.get(name, "")) for name in names)
-
-
-def _identity(checkpoint: Checkpoint, probe: Probe) -> str:
-    return digest([probe_tokens.identity(checkpoint, probe), probe.scoring])
 
 
 def _check(probe: Probe) -> None:

@@ -38,6 +38,10 @@ class Checkpoint:
     def model(self) -> Any:
         return self.policy.model
 
+    def compute_on(self, device: torch.device) -> str:
+        """Arithmetic of what is not quantised: bfloat16 on CUDA, where the kernels give no other, else the suite's."""
+        return "bfloat16" if device.type == "cuda" else self.config.compute
+
 
 def load(suite: Suite, out: Path, name: str) -> Checkpoint:
     """The policy called `name`: "start", or a variant whose BF16 arm of seed 0 is trained under `out`.

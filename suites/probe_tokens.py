@@ -16,6 +16,7 @@ from torch import Tensor
 from quads.attribution.batch import TokenBatch, pad
 from quads.compare.config import digest
 from quads.compare.records import write_atomically
+from quads.compute import compute
 from quads.integrations.trl import end_tokens
 from quads.models import open_safetensors
 from quads.sampling import sample
@@ -26,20 +27,23 @@ _DRAW_SEEDS = 1_000_003
 _PARTS = ("tokens", "real", "counted")
 
 
-def fixed_tokens(checkpoint: Checkpoint, probe: Probe, path: Path) -> list[TokenBatch]:
-    """`probe.draws` batches and the calibration's, from `path` or sampled now and written there, on the CPU."""
-    wanted = identity(checkpoint, probe)
-    if not path.exists() or _stored_identity(path) != wanted:
-        batches = [_sampled(checkpoint, probe.sequences, draw) for draw in range(probe.draws + 1)]
+def fixed_tokens(checkpoint: Checkpoint, probe: Probe, path: Path, device: torch.device) -> list[TokenBatch]:
+    """`probe.draws` batches and the calibration's, on the CPU: from `path`, or sampled now on `device` into it."""
+    wanted = _asked(checkpoint, probe)
+    if not path.exists() or _stored(path) != wanted:
+        model = checkpoint.model.to(device)
+        with compute(checkpoint.compute_on(device), device):
+            batches = [_sampled(checkpoint, model, probe.sequences, draw) for draw in range(probe.draws + 1)]
+        checkpoint.model.cpu()
         stored = {f"{i}/{part}": _compact(getattr(batch, part)) for i, batch in enumerate(batches) for part in _PARTS}
-        write_atomically(path, save(stored, metadata={"identity": wanted}))
+        write_atomically(path, save(stored, metadata={"asked": wanted}))
     with open_safetensors(path) as handle:
         return [_read(handle, draw) for draw in range(probe.draws + 1)]
 
 
-def identity(checkpoint: Checkpoint, probe: Probe) -> str:
-    """Digest of what decides the tokens: weights, how many draws of how many sequences, and their length."""
-    return digest([checkpoint.digest, probe.sequences, probe.draws, checkpoint.config.max_new_tokens])
+def content(batches: list[TokenBatch]) -> str:
+    """Digest of the tokens themselves and of which count."""
+    return digest([getattr(batch, part).tolist() for batch in batches for part in _PARTS])
 
 
 def on_device(batch: TokenBatch, device: torch.device) -> TokenBatch:
@@ -51,9 +55,14 @@ def _compact(tensor: Tensor) -> Tensor:
     return tensor.to(torch.uint8 if tensor.dtype == torch.bool else torch.int32)
 
 
-def _stored_identity(path: Path) -> str:
+def _asked(checkpoint: Checkpoint, probe: Probe) -> str:
+    """Digest of what was asked for: weights, how many draws of how many sequences, and their length."""
+    return digest([checkpoint.digest, probe.sequences, probe.draws, checkpoint.config.max_new_tokens])
+
+
+def _stored(path: Path) -> str:
     with open_safetensors(path) as handle:
-        return (handle.metadata() or {}).get("identity", "")
+        return (handle.metadata() or {}).get("asked", "")
 
 
 def _read(handle: Any, draw: int) -> TokenBatch:
@@ -61,7 +70,7 @@ def _read(handle: Any, draw: int) -> TokenBatch:
     return TokenBatch(tokens.long(), real.bool(), counted.bool())
 
 
-def _sampled(checkpoint: Checkpoint, sequences: int, draw: int) -> TokenBatch:
+def _sampled(checkpoint: Checkpoint, model: Any, sequences: int, draw: int) -> TokenBatch:
     policy = checkpoint.policy
     problems = policy.task.held_out[draw * sequences : (draw + 1) * sequences]
     if len(problems) < sequences:
@@ -71,11 +80,11 @@ def _sampled(checkpoint: Checkpoint, sequences: int, draw: int) -> TokenBatch:
         )
     prompts = [policy.tokenizer(problem.prompt)["input_ids"] for problem in problems]
     completions = sample(
-        checkpoint.model,
+        model,
         prompts,
         samples=1,
         max_new_tokens=checkpoint.config.max_new_tokens,
-        eos=end_tokens(checkpoint.model, policy.tokenizer),
+        eos=end_tokens(model, policy.tokenizer),
         pad=policy.tokenizer.pad_token_id,
         generator=torch.Generator().manual_seed(_DRAW_SEEDS * (draw + 1)),
     )

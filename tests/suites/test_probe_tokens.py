@@ -10,6 +10,7 @@ from quads.suites.config import Probe
 from quads.suites.probe_policies import Checkpoint
 from tests.suites.probing import suite
 
+CPU = torch.device("cpu")
 PROBE = Probe(arms=(), sequences=6, draws=2)
 
 
@@ -24,13 +25,13 @@ def prompts(batch) -> list[tuple[int, ...]]:
 
 
 def test_each_draw_and_the_calibration_have_problems_of_their_own(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    batches = probe_tokens.fixed_tokens(checkpoint, PROBE, tmp_path / "t.safetensors")
+    batches = probe_tokens.fixed_tokens(checkpoint, PROBE, tmp_path / "t.safetensors", CPU)
     seen = [prompt for batch in batches for prompt in prompts(batch)]
     assert len(batches) == 3 and len(seen) == len(set(seen)) == 18
 
 
 def test_only_completions_count_up_to_their_end(checkpoint: Checkpoint, tmp_path: Path) -> None:
-    batch = probe_tokens.fixed_tokens(checkpoint, PROBE, tmp_path / "t.safetensors")[0]
+    batch = probe_tokens.fixed_tokens(checkpoint, PROBE, tmp_path / "t.safetensors", CPU)[0]
     tokenizer = checkpoint.policy.tokenizer
     for row, counted, real in zip(batch.tokens, batch.counted, batch.real, strict=True):
         text = tokenizer.decode(row[1:][counted], skip_special_tokens=True)
@@ -40,9 +41,9 @@ def test_only_completions_count_up_to_their_end(checkpoint: Checkpoint, tmp_path
 
 def test_the_file_is_what_is_scored(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
-    first = probe_tokens.fixed_tokens(checkpoint, PROBE, path)
+    first = probe_tokens.fixed_tokens(checkpoint, PROBE, path, CPU)
     written = path.read_bytes()
-    again = probe_tokens.fixed_tokens(checkpoint, PROBE, path)
+    again = probe_tokens.fixed_tokens(checkpoint, PROBE, path, CPU)
     assert path.read_bytes() == written
     assert all(
         torch.equal(a.tokens, b.tokens) and torch.equal(a.real, b.real) for a, b in zip(first, again, strict=True)
@@ -51,8 +52,15 @@ def test_the_file_is_what_is_scored(checkpoint: Checkpoint, tmp_path: Path) -> N
 
 def test_another_checkpoint_samples_its_own_tokens(checkpoint: Checkpoint, tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
-    probe_tokens.fixed_tokens(checkpoint, PROBE, path)
+    probe_tokens.fixed_tokens(checkpoint, PROBE, path, CPU)
     before = path.read_bytes()
     other = Checkpoint(checkpoint.name, checkpoint.policy, checkpoint.config, "another")
-    probe_tokens.fixed_tokens(other, PROBE, path)
+    probe_tokens.fixed_tokens(other, PROBE, path, CPU)
     assert path.read_bytes() != before
+
+
+def test_the_digest_is_of_the_tokens_themselves(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    batches = probe_tokens.fixed_tokens(checkpoint, PROBE, tmp_path / "t.safetensors", CPU)
+    before = probe_tokens.content(batches)
+    batches[1].tokens[0, -1] += 1
+    assert probe_tokens.content(batches) != before
