@@ -7,7 +7,8 @@ stock       vLLM without the plugin over exports in both conventions: the same b
 compare     `quads compare --engine vllm`, three arms at once
 throughput  layers of Qwen3-30B-A3B: every arm with the same weights and prompts, CUDA graphs on, one after the other
 
-Each case is a process of its own; cases of the first three parts run side by side, throughput only after them. Writes
+Each case is a process of its own. All start side by side, the arms of the throughput part too, which then wait: they
+are timed, refitted and profiled in turn when the other parts have ended (at half of the budget at the latest). Writes
 DIR/vllm.json after every case, DIR/vllm.log, and prints a table. A case that fails leaves its error and nothing else.
 """
 
@@ -38,7 +39,6 @@ PARTS: dict[str, Any] = {
     "throughput": vllm_throughput,
 }
 _SIDE_BY_SIDE = ("compare", "smoke", "stock")  # longest first
-_SLOW_TO_START = ("fp8",)  # DeepGEMM compiles for two minutes: beside the parts that time nothing
 
 
 def main() -> None:
@@ -50,12 +50,11 @@ def main() -> None:
     book = Book(options)
     chosen = options.parts.split(",")
     if "throughput" in chosen:
-        book.begin([case for case in _SLOW_TO_START if case in _cases("throughput", options)])
+        book.begin(_cases("throughput", options))
     jobs = [(part, case) for part in _SIDE_BY_SIDE if part in chosen for case in _cases(part, options)]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda job: book.alone(*job), jobs))
-    if "throughput" in chosen:
-        book.in_turn(_cases("throughput", options))
+    book.in_turn()
     print(tables(book.results), flush=True)
 
 
@@ -66,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="comma-separated cases; empty: all of the chosen parts")
     parser.add_argument("--budget", type=float, default=420.0, help="seconds for everything")
     parser.add_argument("--jobs", type=int, default=7, help="cases side by side")
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--batches", default="1,32,128,256")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20, help="GRPO steps of the comparison")
@@ -125,9 +124,9 @@ class Case:
         while self.until("DONE ", deadline):
             pass
         if self.process.wait() and not self.result:
-            lines = [line.strip() for line in self.tail if line.strip()]
-            errors = [line for line in lines if "Error" in line]
-            self.result["error"] = (errors or lines or [f"exit {self.process.returncode}"])[-1][-300:]
+            lines = [line.strip() for line in self.tail if "Error" in line]
+            ended = "ended at its deadline" if self.process.returncode < 0 else f"exit {self.process.returncode}"
+            self.result["error"] = (lines or [ended])[-1][-300:]
 
 
 class _Timer:
@@ -153,30 +152,31 @@ class Book:
         self.results: dict[str, dict[str, Any]] = {}
         self.started = time.monotonic()
         self.deadline = self.started + options.budget
-        self._begun: dict[str, Case] = {}
+        self._turn = self.deadline if "throughput" not in options.parts else self.started + 0.5 * options.budget
+        self._begun: list[Case] = []
         self._caches = tempfile.mkdtemp(prefix="quads-vllm-")
         options.out.mkdir(parents=True, exist_ok=True)
 
     def begin(self, arms: list[str]) -> None:
-        """Start arms of the throughput part before their turn."""
-        self._begun = {name: self._start("throughput", name) for name in arms}
+        """Start arms of the throughput part; they wait for their turn."""
+        self._begun = [self._start("throughput", name) for name in arms]
 
     def alone(self, part: str, name: str) -> None:
         """One case from start to end."""
-        if time.monotonic() < self.deadline - 20:
+        if time.monotonic() < self._turn - 20:
             case = self._start(part, name)
-            case.end(self.deadline)
+            case.end(self._turn)
             self._keep(case)
 
-    def in_turn(self, names: list[str]) -> None:
-        """Start all arms together; when each is ready or has failed, measure one after the other, then refit."""
-        cases = [self._begun.get(name) or self._start("throughput", name) for name in names]
-        ready_by = self.started + 0.65 * self.options.budget
-        with ThreadPoolExecutor(len(cases)) as pool:
+    def in_turn(self) -> None:
+        """When each arm is ready or has failed, measure one after the other, then refit, then profile."""
+        cases = self._begun
+        ready_by = self.started + 0.6 * self.options.budget
+        with ThreadPoolExecutor(max(1, len(cases))) as pool:
             there = list(pool.map(lambda case: case.until("READY", ready_by), cases))
-        self._say(f"ready: {', '.join(c.name for c, ok in zip(cases, there, strict=True) if ok)}")
         ready = [case for case, ok in zip(cases, there, strict=True) if ok]
-        for word in ("measure", "refit"):
+        self._say(f"ready: {', '.join(case.name for case in ready) or 'no arm'}")
+        for word in ("measure", "refit", "profile"):
             for case in [c for c in ready if c.process.poll() is None and time.monotonic() < self.deadline - 15]:
                 case.ask(word)
                 case.until("DONE ", self.deadline)

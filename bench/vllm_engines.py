@@ -115,9 +115,33 @@ def generated(llm: Any, prompts: list[list[int]], length: int, *, seed: int | No
     return [{"tokens": list(o.outputs[0].token_ids), "logps": p} for o, p in zip(outputs, logps, strict=True)]
 
 
+def batch_dependence(llm: Any, sequences: list[list[int]]) -> dict[str, Any]:
+    """The same sequences together and each alone: teacher-forced, and greedy completions of their beginnings."""
+    from quads.integrations.vllm_plugin.logprobs import teacher_forced
+
+    together, alone = (torch.cat(teacher_forced(llm, sequences, together=both)) for both in (True, False))
+    prompts = [row[:16] for row in sequences[:8]]
+    many = generated(llm, prompts, 32, seed=None)
+    one = [generated(llm, [prompt], 32, seed=None)[0] for prompt in prompts]
+    return {
+        "prefill": spread(together - alone),
+        "decode": spread(torch.cat([_shared(x, y) for x, y in zip(many, one, strict=True)])),
+        "same_tokens": sum(x["tokens"] == y["tokens"] for x, y in zip(many, one, strict=True)),
+    }
+
+
+def _shared(x: dict[str, Any], y: dict[str, Any]) -> torch.Tensor:
+    """Difference of log-probabilities before two completions part."""
+    same = [a == b for a, b in zip(x["tokens"], y["tokens"], strict=True)]
+    length = same.index(False) if False in same else len(same)
+    return x["logps"][:length] - y["logps"][:length]
+
+
 def spread(difference: torch.Tensor) -> dict[str, float]:
     """Mean, 99th percentile and maximum of |difference|, with the number of tokens."""
     size = difference.abs().float().flatten()
+    if not size.numel():
+        return {"mean": 0.0, "p99": 0.0, "max": 0.0, "tokens": 0}
     return {
         "mean": float(size.mean()),
         "p99": float(size.quantile(0.99)),

@@ -39,7 +39,7 @@ def run(case: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         report = export_checkpoint(model, recipe, Path(folder) / "export", convention)
         seen = _observe()
-        llm = engines.start(Path(folder) / "export", load_format="observed")
+        llm = engines.start(Path(folder) / "export", load_format="observed", enforce_eager=True)
     result: dict[str, Any] = {"weights": report.weights, "outer_scales_without_inverse": len(report.inexact)}
     result |= compared(model, recipe, seen, convention)
     result["method"] = llm.apply_model(_methods)[0]
