@@ -177,7 +177,7 @@ class ResultsFile:
         yield from (one for one in map(result, latest.values()) if label in ("", one.label))
 
     def stamps(self) -> list[Record]:
-        """Stamps of runs, oldest first; a resumed run adds one. What was read in from elsewhere has its own, with `of`."""
+        """Stamps of runs, oldest first; a resumed run adds one. What was read in from elsewhere is not among them."""
         return [stamp for stamp in self.records("stamp") if "of" not in stamp]
 
 
