@@ -1,4 +1,7 @@
-"""One process of a verl FSDP2 worker group on CPU, as a script: rank, port, recipe, model folder, output, changes.
+"""Processes of verl's FSDP2 workers on CPU, as a script:
+
+    verl_worker.py RANK PORT RECIPE MODEL_FOLDER OUT CHANGES
+    verl_worker.py refuse MODEL_FOLDER CASES
 
 A script because verl's wheel brings a top-level package `tests` of its own, which a spawned process finds first.
 """
@@ -61,7 +64,8 @@ def _steps(engine: Any, rank: int) -> dict[str, Any]:
     return seen
 
 
-def main(rank: int, port: str, recipe: str, folder: str, out: str, changes: dict[str, Any]) -> None:
+def train(rank: int, port: str, recipe: str, folder: str, out: str, changes: dict[str, Any]) -> None:
+    """Rank `rank` of two: train, and leave what was seen as OUT/RANK.pt."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=2)
@@ -71,5 +75,21 @@ def main(rank: int, port: str, recipe: str, folder: str, out: str, changes: dict
         dist.destroy_process_group()
 
 
+def refuse(folder: str, cases: list[tuple[str, dict[str, Any]]]) -> None:
+    """Print a JSON list: what each engine of (recipe, changes) raises when it is built."""
+    raised = []
+    for recipe, changes in cases:
+        try:
+            build(recipe, folder, **changes)
+        except ValueError as error:
+            raised.append(str(error))
+        else:
+            raised.append("")
+    print(json.dumps(raised))
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:6], json.loads(sys.argv[6]))
+    if sys.argv[1] == "refuse":
+        refuse(sys.argv[2], json.loads(sys.argv[3]))
+    else:
+        train(int(sys.argv[1]), *sys.argv[2:6], json.loads(sys.argv[6]))
