@@ -7,8 +7,9 @@ from functools import partial
 
 import torch
 
-from quads.bench import peers
+from quads.bench import counts, drawn, peers, peers_cuda
 from quads.bench.cases import Case, Group, Ready
+from quads.kernels import support
 
 SIZES = {"cuda": (2**31, 8192), "cpu": (2**26, 512)}
 
@@ -26,7 +27,10 @@ def groups(device: str) -> Iterator[Group]:
         return
     bf16 = Case(numerics="bf16", implementation="torch.cublas", ready=partial(_product, n, "cuda", torch.bfloat16))
     fp8 = Case(numerics="fp8", implementation="torch.scaled_mm", ready=partial(_fp8, n), missing=peers.missing_fp8)
-    yield from (group(shape=square, cases=(case,)) for case in (bf16, fp8))
+    nvfp4 = Case(
+        numerics="nvfp4", implementation="torch.scaled_mm", ready=partial(_nvfp4, n), missing=support.missing_blackwell
+    )
+    yield from (group(shape=square, cases=(case,)) for case in (bf16, fp8, nvfp4))
 
 
 def _copy(size: int, device: str, _: None) -> Ready:
@@ -50,3 +54,9 @@ def _fp8(n: int, _: None) -> Ready:
         return torch._scaled_mm(a, b.t(), scale_a=rows, scale_b=columns, out_dtype=torch.bfloat16, use_fast_accum=True)
 
     return Ready(calls=[call], bytes=4.0 * n * n, flops=2.0 * n**3, peak="fp8")
+
+
+def _nvfp4(n: int, _: None) -> Ready:
+    a, b = (drawn.packed(n, n // 16, per_row=False) for _ in range(2))
+    calls = peers_cuda.scaled_mm_nvfp4([b])(a)
+    return Ready(calls=calls, bytes=2 * n * n * counts.NVFP4 + 2.0 * n * n, flops=2.0 * n**3, peak="nvfp4")

@@ -69,6 +69,7 @@ def _cases(shape: Shape, quick: bool) -> tuple[Case, ...]:
         ours(numerics="quads", variant="50 %", ready=_rac, goal=rac),
         Case(numerics="bf16", implementation="torch.cublas", ready=_cublas, missing=support.missing_gpu, goal=bf16),
         Case(numerics="fp8", implementation="torch.scaled_mm", ready=_scaled, missing=peers.missing_fp8, goal=fp8),
+        Case(numerics="nvfp4", implementation="torch.scaled_mm", ready=_native, missing=support.missing_blackwell),
         vllm(numerics="fp8", implementation="vllm.cutlass", ready=_vllm_fp8, goal=fp8),
         vllm(numerics="w4a16", implementation="vllm.marlin", ready=_marlin, goal=marlin),
     )
@@ -175,6 +176,12 @@ def _peer(s: Shape, calls: Sequence[Call], a: str, w: str, peak: str, reference:
 def _scaled(s: Shape) -> Ready:
     weights, x = sixteen_bit(s.n, s.k, s.sets), drawn.activations(max(s.m, 16), s.k)  # cuBLASLt takes 16 rows or more
     return _peer(s, peers_cuda.scaled_mm(weights)(x), "fp8", "fp8", "fp8", _mm(x, weights[0]))
+
+
+def _native(s: Shape) -> Ready:
+    (weights, _), q = four_bit(s.n, s.k, s.sets), drawn.packed(max(s.m, 128), s.k // 16, per_row=True)
+    reference = (drawn.values(q) @ drawn.values(weights[0]).T).bfloat16()
+    return _peer(s, peers_cuda.scaled_mm_nvfp4(weights)(q), "nvfp4", "nvfp4", "nvfp4", reference)
 
 
 def _vllm_fp8(s: Shape, *, quantized: bool = False) -> Ready:

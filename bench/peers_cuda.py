@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quads.emulation import layout
 from quads.kernels.quantize import PackedNVFP4
 
 E4M3 = torch.float8_e4m3fn
@@ -56,6 +57,19 @@ def scaled_mm(weights: Sequence[Tensor]) -> Callable[[Tensor], list[Callable[[],
 
 def _scaled(q: Tensor, scale: Tensor, w: Tensor, s: Tensor) -> Tensor:
     return torch._scaled_mm(q, w.t(), scale_a=scale, scale_b=s.t(), out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def scaled_mm_nvfp4(weights: Sequence[PackedNVFP4]) -> Callable[[PackedNVFP4], list[Callable[[], Tensor]]]:
+    """cuBLASLt NVFP4 through torch, on our bytes, without outer scales; 128 rows or more (never run: no Blackwell)."""
+
+    def operand(q: PackedNVFP4) -> tuple[Tensor, Tensor]:
+        return q.packed.view(torch.float4_e2m1fn_x2), layout.swizzle(q.scales).flatten().view(E4M3)
+
+    def call(a: tuple[Tensor, Tensor], w: tuple[Tensor, Tensor]) -> Tensor:
+        return torch._scaled_mm(a[0], w[0].t(), scale_a=a[1], scale_b=w[1], out_dtype=torch.bfloat16)
+
+    held = [operand(w) for w in weights]
+    return lambda q: [partial(call, operand(q), w) for w in held]
 
 
 def vllm_fp8(weights: Sequence[Tensor], *, quantize: bool) -> Callable[[Tensor], list[Callable[[], Tensor]]]:
