@@ -61,6 +61,7 @@ class Probe:
         them, and of the random control. outliers: stress variants "CHANNELSxSCALE" ("" is the plain policy);
     policies: "start", or the name of a variant, whose trained BF16 arm is then the checkpoint.
     scoring: "prefill" (one forward over all tokens) or "decode" (token by token, as a rollout does).
+    layers: also attribute the start policy layer by layer, at four forwards a layer and outlier variant.
     """
 
     arms: tuple[str, ...]
@@ -70,6 +71,7 @@ class Probe:
     outliers: tuple[str, ...] = ("",)
     policies: tuple[str, ...] = ("start",)
     scoring: str = "prefill"
+    layers: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -134,7 +134,7 @@ class _Run:
             for draw, batch in enumerate(batches):
                 tokens = Tokens(model, batch, calibration, self.scorer, checkpoint.compute_on(self.device), draw)
                 self._measure_arms(tokens, {"policy": checkpoint.name, "outliers": outliers, "draw": draw})
-                if draw == 0 and checkpoint.name == START:
+                if draw == 0 and checkpoint.name == START and self.probe.layers:
                     self._measure_layers(tokens, {"policy": checkpoint.name, "outliers": outliers, "draw": draw})
 
     def _measure_arms(self, tokens: Tokens, where: Record) -> None:
@@ -191,7 +191,8 @@ def _keys(checkpoint: Checkpoint, probe: Probe) -> Iterator[Key]:
         for arm, reference, draw in product(arms(probe), probe.references, range(probe.draws)):
             if comparison(arm, reference):
                 yield _key({**where, "arm": arm, "reference": reference, "draw": draw})
-        for layer in probe_numerics.layers(checkpoint.model) if checkpoint.name == START else ():
+        attributed = probe.layers and checkpoint.name == START
+        for layer in probe_numerics.layers(checkpoint.model) if attributed else ():
             yield _key({**where, "kind": "layer", "draw": 0, "layer": layer})
 
 

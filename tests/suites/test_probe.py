@@ -87,6 +87,11 @@ def test_each_layer_has_its_terms(finished: Path) -> None:
     assert all(record["both"] > 0 and record["rac"] > 0 and record["activations"] > 0 for record in layers)
 
 
+def test_layers_can_be_left_out(tmp_path: Path) -> None:
+    outcome = run(tmp_path, suite(arms=["w4a16"], draws=1, layers=False))
+    assert outcome.done == outcome.total == 5 and all("kind" not in record for record in records(tmp_path))
+
+
 def test_draws_have_tokens_and_random_channels_of_their_own(tmp_path: Path) -> None:
     run(tmp_path, suite(arms=["quads-random"], sequences=4))
     first, second = (
