@@ -6,6 +6,7 @@ import dataclasses
 import os
 import re
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -235,4 +236,19 @@ def test_the_folder_reads_on_its_own(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["README.md", "job.yaml", "recipe.toml", "run.sh"]
     assert os.access(folder / "run.sh", os.X_OK)
     text = (folder / "README.md").read_text()
-    assert "verl[verl-core]==0.9.1" in text and "{" not in text.replace('{"', "")
+    assert text.startswith("# s: plain, quads, seed 0\n")
+    assert "verl[verl-core]==0.9.1" in text and "mean@16" in text
+
+
+def test_the_readmes_data_preparation_keeps_one_row_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    (folder,) = render(SUITE, tmp_path / "out", arm="quads", variant="plain", seed=0)
+    (code,) = re.findall(r"(?:^    .*\n)+", (folder / "README.md").read_text().partition("## Data")[2], re.MULTILINE)
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name in ("dapo-math-17k", "aime-2024"):
+        rows = [{"prompt": [{"role": "user", "content": f"question {i % 3}"}], "extra_info": i} for i in range(9)]
+        pandas.DataFrame(rows).to_parquet(f"{name}.parquet")
+    exec(textwrap.dedent(code), {})
+    for name in ("dapo-math-17k", "aime-2024"):
+        assert list(pandas.read_parquet(f"data/{name}.parquet").extra_info) == [0, 1, 2]
