@@ -152,9 +152,20 @@ class Suite:
 
     @property
     def identity(self) -> str:
-        """Hash of all that decides the suite's records: not its texts, hypotheses or budget."""
-        decides = ("arms", "seeds", "settings", "variants", "corrections", "probe")
-        return digest({key: self.to_dict()[key] for key in decides})
+        """Hash of all that decides the suite's records: not its texts, hypotheses or budget.
+
+        Fields of the probe that have their default are left out, so that a new field leaves old results comparable.
+        """
+        document = self.to_dict()
+        decides = {key: document[key] for key in ("arms", "seeds", "settings", "corrections")}
+        variants = [{"name": variant.name, "settings": variant.settings} for variant in self.variants]
+        return digest({**decides, "variants": variants, "probe": _given(self.probe) if self.probe else None})
+
+
+def _given(probe: Probe) -> dict[str, Any]:
+    """Fields of a probe that differ from their defaults."""
+    fields = [(field.default, field.name) for field in dataclasses.fields(probe)]
+    return {name: getattr(probe, name) for default, name in fields if getattr(probe, name) != default}
 
 
 def shipped() -> list[str]:

@@ -46,9 +46,17 @@ def test_a_change_lays_over_the_file_and_changes_the_identity(tmp_path: Path) ->
     assert changed.settings["steps"] == 4 and changed.identity != plain.identity
 
 
+def test_a_default_that_is_written_out_does_not_change_the_identity(tmp_path: Path) -> None:
+    source = write(tmp_path / "s", MINIMAL + PROBE)
+    plain, written, other = (config.load(source, change) for change in ({}, {"probe.draws": 3}, {"probe.draws": 4}))
+    assert plain.identity == written.identity != other.identity
+
+
 def test_texts_do_not_change_the_identity(tmp_path: Path) -> None:
     source = write(tmp_path / "s", MINIMAL)
     assert config.load(source, {"title": "another"}).identity == config.load(source).identity
+    expecting = write(tmp_path / "e", MINIMAL.replace('name = "slow"', 'name = "slow"\nexpect = "little"'))
+    assert config.load(expecting).identity == config.load(source).identity
 
 
 @pytest.mark.parametrize(
