@@ -159,7 +159,8 @@ def _row_outers(rows: Tensor) -> Tensor:
     outer = empty_outer(rows, "token")
     width = min(4096, 1 << max(4, (rows.shape[1] - 1).bit_length()))
     if rows.shape[0]:
-        row_outer_kernel[(rows.shape[0],)](rows, outer, rows.shape[1], rows.stride(0), WIDTH=width)
+        steps = -(-rows.shape[1] // width)
+        row_outer_kernel[(rows.shape[0],)](rows, outer, rows.shape[1], rows.stride(0), WIDTH=width, STEPS=steps)
     return outer
 
 

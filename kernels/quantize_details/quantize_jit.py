@@ -110,12 +110,12 @@ def quantize_kernel(
 
 
 @triton.jit
-def row_outer_kernel(x, outer, columns, stride, WIDTH: tl.constexpr):
+def row_outer_kernel(x, outer, columns, stride, WIDTH: tl.constexpr, STEPS: tl.constexpr):
     """outer [rows]: amax / 2688 of each row of x, 1 where amax is 0. One row a program."""
     row = tl.program_id(0)
     best = tl.zeros((WIDTH,), tl.float32)
-    for start in range(0, columns, WIDTH):
-        column = start + tl.arange(0, WIDTH)
+    for step in range(STEPS):
+        column = step * WIDTH + tl.arange(0, WIDTH)
         value = tl.load(x + row.to(tl.int64) * stride + column, mask=column < columns, other=0.0)
         best = tl.maximum(best, tl.abs(value.to(tl.float32)))
     amax = tl.max(best, axis=0)

@@ -12,6 +12,7 @@ from torch import Tensor
 from quads.emulation import gemm as emulator
 from quads.emulation import residual
 from quads.emulation.quantizers import NVFP4Tensor, quantize
+from quads.kernels import compensate
 from quads.kernels import gemm as dense
 from quads.kernels import moe as kernel
 from quads.kernels.moe_details import routing
@@ -31,11 +32,13 @@ def packed(q: NVFP4Tensor) -> PackedNVFP4:
     return PackedNVFP4(q.packed, q.scales, q.outer)
 
 
-def layer(x: Tensor, ids: Tensor, weights: Tensor, w13: PackedNVFP4, w2: PackedNVFP4, rac: bool = False) -> Tensor:
+def layer(
+    x: Tensor, ids: Tensor, weights: Tensor, w13: PackedNVFP4, w2: PackedNVFP4, rac: bool = False, **options: Any
+) -> Tensor:
     """`moe` on freshly prepared weights; with `rac`, half of the blocks are compensated in both products."""
     quantizer = compensated if rac else kernel.quantize_rows
     prepared = dense.prepare_weight(w13, interleave=True), dense.prepare_weight(w2)
-    return kernel.moe(x, ids, weights, *prepared, quantize_x=quantizer, quantize_h=quantizer)
+    return kernel.moe(x, ids, weights, *prepared, quantize_x=quantizer, quantize_h=quantizer, **options)
 
 
 def chosen(k: int) -> Tensor:
@@ -87,6 +90,50 @@ def test_layer_equals_the_emulator_with_an_empty_expert(launch: Launch, tokens: 
     w13, w2 = experts_weight(2 * INNER, HIDDEN, 1), experts_weight(HIDDEN, INNER, 2)
     got = launch(layer, x, ids, weights, packed(w13), packed(w2), rac=rac)
     assert torch.equal(got, expected(x, ids, weights, w13, w2, rac))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rac", [False, True])
+def test_planned_for_a_fixed_number_of_rows_a_token_has_the_bits_it_has_alone(rac: bool) -> None:
+    """With the plan that fits each number of rows, the order of sums changes and the last bits with it."""
+    experts, hidden, inner, tokens = 128, 2048, 768, 130
+    generator = torch.Generator("cuda").manual_seed(0)
+    draw = lambda *shape: torch.randn(shape, generator=generator, device="cuda").bfloat16()  # noqa: E731
+    weights = (
+        dense.prepare_weight(random_weight(experts, 2 * inner, hidden), interleave=True),
+        dense.prepare_weight(random_weight(experts, hidden, inner)),
+    )
+    x, ids = draw(tokens, hidden), torch.rand(tokens, experts, generator=generator, device="cuda").argsort(1)[:, :8]
+    shares = torch.rand(tokens, 8, generator=generator, device="cuda")
+    quantizer = half_listed if rac else kernel.quantize_rows
+    run = lambda rows, plan: kernel.moe(  # noqa: E731
+        x[rows], ids[rows], shares[rows], *weights, quantize_x=quantizer, quantize_h=quantizer, plan_for=plan
+    )
+    together = run(slice(0, tokens), 2048)
+    alone = torch.cat([run(slice(i, i + 1), 2048) for i in range(0, tokens, 13)])
+    assert torch.equal(alone, together[::13])
+    assert torch.allclose(
+        run(slice(0, tokens), None).float(), together.float(), rtol=2**-6, atol=float(together.abs().max()) * 2**-7
+    )
+
+
+def random_weight(experts: int, n: int, k: int) -> PackedNVFP4:
+    codes = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, device="cuda")
+    scales = torch.randint(0x30, 0x50, (experts, n, k // 16), dtype=torch.uint8, device="cuda")
+    return PackedNVFP4(codes, scales, torch.full((experts,), 1e-3, device="cuda"))
+
+
+def half_listed(x: Tensor) -> tuple[Any, Tensor]:
+    blocks = chosen(x.shape[1]).cuda()
+    return compensate.quantize_rac(x, len(blocks), "static", granularity="token", static_blocks=blocks), blocks
+
+
+def test_a_plan_for_more_rows_gives_the_same_layer(launch: Launch) -> None:
+    x, ids, weights = inputs(3)
+    w13, w2 = experts_weight(2 * INNER, HIDDEN, 1), experts_weight(HIDDEN, INNER, 2)
+    assert torch.equal(
+        launch(layer, x, ids, weights, packed(w13), packed(w2), plan_for=64), expected(x, ids, weights, w13, w2)
+    )
 
 
 def test_gate_and_up_may_have_different_outer_scales(launch: Launch) -> None:
