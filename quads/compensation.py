@@ -6,7 +6,6 @@ Scopes: `batch` one selection for all rows of the call; `tile` one per 128 rows 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import torch
@@ -59,13 +58,7 @@ class BlockSelector:
     def row_mask(self, x: Tensor, outer: Tensor, ends: Tensor) -> Tensor:
         """Selected blocks of each row (bool [M, K/16]) in the scopes `token` and `tile`; x's own outer scale given."""
         q = quantizers.quantize(x, outer)
-        if self.recipe.rac_scope == "token":
-            return self._token_mask(x, q)
-        keep = torch.zeros(x.shape[0], self.total, dtype=torch.bool, device=x.device)
-        for start, end in itertools.pairwise([0, *ends.tolist()]):
-            for rows in _tiles(slice(start, end)):
-                keep[rows, self._top(x[rows], part(q, rows))] = True
-        return keep
+        return self._token_mask(x, q) if self.recipe.rac_scope == "token" else self._tile_mask(x, q, ends)
 
     def kept(self, x: Tensor) -> Tensor:
         """The selection (int64, ascending) of the scopes `static` and `random`, made by the first call."""
@@ -98,6 +91,16 @@ class BlockSelector:
         keep = torch.zeros_like(scores, dtype=torch.bool)
         return keep.scatter(-1, residual.top_blocks(scores, self.count), True)
 
+    def _tile_mask(self, x: Tensor, q: NVFP4Tensor, ends: Tensor) -> Tensor:
+        """Tile by tile what `_top` gives, for all tiles at once and without waiting for the device."""
+        tile, most = _tile_of_row(ends, x.shape[0])
+        largest = torch.zeros(most, device=x.device)
+        largest = largest.scatter_reduce(0, tile, q.outer.expand(x.shape[0], 1).squeeze(-1), "amax")
+        rows = residual.block_scores(residual.residual(x, q), largest[tile].unsqueeze(-1), shared=False)
+        scores = torch.zeros(most, self.total, dtype=torch.int64, device=x.device).index_add(0, tile, rows)
+        keep = torch.zeros_like(scores, dtype=torch.bool)
+        return keep.scatter(-1, residual.top_blocks(scores, self.count), True)[tile]
+
 
 def augment(
     x: Tensor, q: NVFP4Tensor, weight: NVFP4Tensor, blocks: Tensor | None, keep: Tensor | None
@@ -114,6 +117,16 @@ def augment(
 
 def _tiles(rows: slice) -> list[slice]:
     return [slice(s, min(s + TILE_ROWS, rows.stop)) for s in range(rows.start, rows.stop, TILE_ROWS)]
+
+
+def _tile_of_row(ends: Tensor, count: int) -> tuple[Tensor, int]:
+    """Number of the tile (int64 [rows]) that each of `count` rows is in, and a bound on how many tiles there are."""
+    rows, ends = torch.arange(count, device=ends.device), ends.long()
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    tiles = (ends - starts + TILE_ROWS - 1) // TILE_ROWS
+    expert = torch.searchsorted(ends, rows, right=True)
+    first = tiles.cumsum(0) - tiles
+    return first[expert] + (rows - starts[expert]) // TILE_ROWS, count // TILE_ROWS + len(ends)
 
 
 def part(q: NVFP4Tensor, index: int | slice) -> NVFP4Tensor:
