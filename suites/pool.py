@@ -20,6 +20,7 @@ from quads.errors import CannotRunHereError
 from quads.suites import worker
 from quads.suites.worker import Message
 
+START_METHOD = "forkserver"  # "spawn" imports everything in every worker
 ATTEMPTS = 2
 _A_GPU = 14  # workers that one GPU is given: the jobs are small
 _WAIT = 0.5  # seconds between two looks at the clock
@@ -72,8 +73,9 @@ class Pool:
         on_message: Callable[[Any, Message], None] = lambda job, message: None,
         on_tick: Callable[[int], None] = lambda running: None,
     ) -> None:
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(list(worker.PRELOAD))
+        self._context: Any = multiprocessing.get_context(START_METHOD)
+        if START_METHOD == "forkserver":
+            self._context.set_forkserver_preload(list(worker.PRELOAD))
         self._stop = self._context.Event()
         self._run, self._on_message, self._on_tick = run, on_message, on_tick
         found = gpus() or [""]
@@ -165,7 +167,7 @@ class Pool:
             self._on_message(job, Message("say", text=f"{job.label}: {why}; tried again in a fresh process"))
             self._queue.appendleft(job)
         else:
-            self.outcome.failed[job.label] = why
+            self.outcome.failed[job.label] = f"{why} (tried {ATTEMPTS} times)"
 
     def _close(self) -> None:
         for slot in self._slots:

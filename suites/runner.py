@@ -186,7 +186,7 @@ def _check(wanted: Sequence[Job]) -> None:
 
 def _say_end(outcome: Outcome, out: Path, console: Console) -> None:
     for label, why in outcome.failed.items():
-        console.print(f"failed: {label}: {why} (tried {pool.ATTEMPTS} times)")
+        console.print(f"failed: {label}: {why}")
     left = outcome.wanted - outcome.finished
     if left:
         console.print(f"{left} of {outcome.wanted} runs are unfinished: the same command goes on from where they stand")

@@ -21,6 +21,14 @@ from quads.recipes import RecipeError
         ("lr", float("nan"), "not between 0 and 1"),
         ("dtype", "float16", "not float32 or bfloat16"),
         ("minibatches", 7, "must divide prompts"),
+        ("compute", "float16", "not float32 or bfloat16"),
+        ("start", "large", "not ci or small or smollm2 or smollm2-moe"),
+        ("report_to", "mlflow", "not none or trackio or wandb"),
+        ("tis", 0.5, "neither 0"),
+        ("tis", float("nan"), "neither 0"),
+        ("outliers", "16x7", "not CHANNELSxSCALE"),
+        ("outliers", "16", "not CHANNELSxSCALE"),
+        ("checkpoint_every", 0, "not at least 1"),
         ("arms", (), "is empty"),
         ("arms", ("bf16", "bf16"), "names one twice: bf16, bf16"),
         ("seeds", (1, 1), "names one twice"),
@@ -31,6 +39,27 @@ def test_a_field_that_cannot_be_is_named_with_its_rule(field: str, value: Any, r
     with pytest.raises(CompareError, match=f"field '{field}'.*{rule}") as caught:
         CompareConfig(**{field: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "rule"),
+    [
+        ({"engine": "vllm", "r3": True}, "field 'r3' needs the rollout's routing"),
+        ({"engine": "vllm", "compute": "bfloat16"}, "field 'compute' is 'bfloat16', and engine 'vllm'"),
+        ({"model": "m", "start": "small"}, "field 'start' is 'small' beside 'model'"),
+    ],
+)
+def test_fields_that_exclude_each_other_are_named(fields: dict[str, Any], rule: str) -> None:
+    with pytest.raises(CompareError, match=rule):
+        CompareConfig(**fields)
+
+
+def test_a_problem_file_counts_by_its_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("same")
+    a, b = (CompareConfig(problems=str(tmp_path / name)).identity() for name in ("a", "b"))
+    (tmp_path / "b").write_text("other")
+    assert a == b != CompareConfig(problems=str(tmp_path / "b")).identity()
 
 
 def test_an_unknown_arm_is_a_recipe_error_with_the_nearest_name() -> None:
@@ -50,7 +79,8 @@ def test_every_field_has_a_help_text() -> None:
 
 def test_arms_seeds_and_place_do_not_change_the_identity_and_the_rest_does() -> None:
     base = CompareConfig()
-    assert CompareConfig(arms=("qat",), seeds=(4,), out=Path("elsewhere"), fresh=True).identity() == base.identity()
+    free: dict[str, Any] = {"out": Path("elsewhere"), "fresh": True, "checkpoint_every": 25, "report_to": "trackio"}
+    assert CompareConfig(arms=("qat",), seeds=(4,), **free).identity() == base.identity()
     for field, value in (
         ("steps", 41),
         ("lr", 2e-4),
@@ -58,6 +88,11 @@ def test_arms_seeds_and_place_do_not_change_the_identity_and_the_rest_does() -> 
         ("model", "m"),
         ("threads", 2),
         ("dtype", "bfloat16"),
+        ("compute", "bfloat16"),
+        ("tis", 2.0),
+        ("r3", True),
+        ("start", "small"),
+        ("outliers", "8x8"),
     ):
         assert CompareConfig(**{field: value}).identity() != base.identity()  # type: ignore[arg-type]
 
