@@ -38,7 +38,7 @@ def run(case: str) -> dict[str, Any]:
     convention = case.removesuffix("-all")
     with tempfile.TemporaryDirectory() as folder:
         report = export_checkpoint(model, recipe, Path(folder) / "export", convention)
-        seen = _observe()
+        seen = observe()
         llm = engines.start(Path(folder) / "export", load_format="observed", enforce_eager=True)
     result: dict[str, Any] = {"weights": report.weights, "outer_scales_without_inverse": len(report.inexact)}
     result |= compared(model, recipe, seen, convention)
@@ -53,7 +53,7 @@ def run(case: str) -> dict[str, Any]:
     return result
 
 
-def _observe() -> dict[str, Tensor]:
+def observe() -> dict[str, Tensor]:
     """Register vLLM's own loader under the format `observed`, with copies of every parameter that it has filled."""
     from vllm.model_executor.model_loader import register_model_loader
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
