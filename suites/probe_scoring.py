@@ -3,7 +3,7 @@
 `prefill` scores all sequences in one teacher-forced forward: a RAC selection shared over the `batch` then sees every
 token of every sequence at once, later ones too. `decode` feeds the completions token by token through the KV cache, as
 a rollout does: a selection sees the rows of one position, and finished rows leave. Which of the two a probe used is
-in its suite (`probe.scoring`); how much it matters is measured in docs/suites-probe.md.
+in its suite (`probe.scoring`); how much it matters is measured in docs/probe.md.
 
 Padding takes no part in what a recipe shares over rows: the inputs of quantised layers are zero there, and a zero row
 has no residual. (Under the scope `tile` such rows still fill places of a tile.)
@@ -65,6 +65,7 @@ def prefill(model: nn.Module, batch: TokenBatch, quantized: Iterable[nn.Module])
 def decode(model: nn.Module, batch: TokenBatch, quantized: Iterable[nn.Module]) -> Scored:
     """Score `batch` token by token through the KV cache: first all prompts, then the rows still going at each step."""
     call: Any = model
+    quantized = list(quantized)
     lengths, totals = batch.counted.int().argmax(1) + 1, batch.real.sum(1)
     device, steps = batch.tokens.device, int((totals - lengths).max())
     prompts = [row[:length] for row, length in zip(batch.tokens.tolist(), lengths.tolist(), strict=True)]
@@ -74,7 +75,7 @@ def decode(model: nn.Module, batch: TokenBatch, quantized: Iterable[nn.Module]) 
     rows, parts, order = torch.arange(len(ids), device=device), [], []
     first = (totals - lengths).cumsum(0) - (totals - lengths)  # of each row in the result
     for step in range(steps):
-        with _silenced(list(quantized), mask[:, -ids.shape[1] :].bool()), _routing(model) as recorder:
+        with _silenced(quantized, mask[:, -ids.shape[1] :].bool()), _routing(model) as recorder:
             logits = call(input_ids=ids, attention_mask=mask, **cached).logits[:, -1]
         chosen = None if recorder is None else recorder(len(ids))[:, -1]
         tokens = batch.tokens[rows, lengths[rows] + step]
