@@ -6,6 +6,7 @@ optimiser the untouched master. Asymmetric QAT leaves activations alone; symmetr
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 
 from quads import qdq
-from quads.emulation import quantizers
 from quads.errors import NonFiniteError
+from quads.kernels import fake_quant
 from quads.operand import OperandWeight
 from quads.recipes import Recipe, RecipeError
 from quads.sites import Site, find_sites
@@ -93,32 +94,28 @@ class TrainerProduct:
         return TrainerProduct(self.recipe, self.master[index], self.value[index])
 
     def matmul(self, x: Tensor) -> Tensor:
-        value = self.value.to(x.dtype)  # float32 masters may be computed with in bfloat16 (quads.compute)
-        if self.recipe.backward == "dequantized":
-            return F.linear(self._activation(x), value)
-        return _MasterBackward.apply(x, self._activation(x).detach(), self.master, value.detach())
+        return self._multiply(x, self._activation(x))
 
     def grouped_matmul(self, x: Tensor, ends: Tensor) -> Tensor:
+        activation = self._activation(x)  # of all rows at once, as the rollout quantises them
+        if x.dtype == torch.bfloat16 and x.is_cuda and self.recipe.backward == "dequantized":
+            return F.grouped_mm(activation, self.value.to(x.dtype).transpose(-2, -1), offs=ends)
         bounds = [0, *ends.tolist()]
-        groups = [self.expert(e).matmul(x[bounds[e] : bounds[e + 1]]) for e in range(len(bounds) - 1)]
+        rows = [slice(start, end) for start, end in itertools.pairwise(bounds)]
+        groups = [self.expert(e)._multiply(x[part], activation[part]) for e, part in enumerate(rows)]
         return torch.cat([*groups, x.new_zeros(x.shape[0] - bounds[-1], self.value.shape[-2])])
 
+    def _multiply(self, x: Tensor, activation: Tensor) -> Tensor:
+        value = self.value.to(x.dtype)  # float32 masters may be computed with in bfloat16 (quads.compute)
+        if self.recipe.backward == "dequantized":
+            return F.linear(activation, value)
+        return _MasterBackward.apply(x, activation.detach(), self.master, value.detach())
+
     def _activation(self, x: Tensor) -> Tensor:
+        """Q(X) with a straight-through gradient, or X itself."""
         if self.recipe.train_activations == "bf16" or x.numel() == 0:
             return x
-        return _QuantizedActivation.apply(x, self.recipe.activation_outer)
-
-
-class _QuantizedActivation(torch.autograd.Function):
-    """Q(X), straight-through gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, granularity: Any) -> Tensor:
-        return quantizers.dequantize(quantizers.quantize(x, granularity=granularity), x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+        return fake_quant.fake_quantize(x, granularity=self.recipe.activation_outer)  # type: ignore[arg-type]
 
 
 class _MasterBackward(torch.autograd.Function):
