@@ -12,7 +12,7 @@ from quads.compare import job as comparison
 from quads.compare.config import differences
 from quads.compare.records import Records, RecordsError, write_json
 from quads.suites.config import Suite, SuiteError
-from quads.suites.results import read_json
+from quads.suites.results import read_json, suite_from_dict
 
 SCHEMA = 1
 _DECIDES = ("name", "arms", "settings", "variants", "corrections", "probe")  # `seeds` may grow
@@ -29,7 +29,7 @@ def claim(suite: Suite, out: Path) -> list[str]:
     path = out / "suite.json"
     document = suite.to_dict()
     if path.exists():
-        old = read_json(path)["suite"]
+        old = suite_from_dict(read_json(path)["suite"]).to_dict()  # what it does not name has its default
         changed = differences(_deciding(old), _deciding(document))
         if changed:
             raise SuiteError(f"{out} holds another suite ({'; '.join(changed)}): choose another --out")
