@@ -28,6 +28,7 @@ from quads.export import quantization_config
 
 LONGEST = 2048  # prompt and completion together
 _MIXED = 128  # requests of the mixed load
+_PREFILLED = 32  # prompts of 1024 tokens, one token out
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,12 @@ def measured(llm: Any, batches: list[int], repeats: int) -> dict[str, Any]:
         rates[str(batch)] = _rate(llm, *_equal(batch), repeats)
         _say("SOME", {"tokens_per_s": rates})
     rates["mixed"] = _rate(llm, *_mixed(), max(1, repeats - 1), warm=False)
+    _say("SOME", {"tokens_per_s": rates})
+    long = [row * 8 for row in _equal(_PREFILLED)[0]]
+    prompt_rate = round(_rate(llm, long, [1] * _PREFILLED, repeats) * len(long[0]), 1)
     sequences = [row[:64] for row in _equal(16)[0]]
-    return {"tokens_per_s": rates, "batch": engines.batch_dependence(llm, sequences)}
+    batch = engines.batch_dependence(llm, sequences)
+    return {"tokens_per_s": rates, "prefill_tokens_per_s": prompt_rate, "batch": batch}
 
 
 def _equal(batch: int) -> tuple[list[list[int]], list[int]]:
