@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="comma-separated cases; empty: all of the chosen parts")
     parser.add_argument("--budget", type=float, default=420.0, help="seconds for everything")
     parser.add_argument("--jobs", type=int, default=7, help="cases side by side")
-    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--batches", default="1,32,128,256")
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20, help="GRPO steps of the comparison")

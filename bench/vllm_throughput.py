@@ -128,8 +128,8 @@ def measured(llm: Any, batches: list[int], repeats: int) -> dict[str, Any]:
     long = [row * 8 for row in _equal(_PREFILLED)[0]]
     prompt_rate = round(_rate(llm, long, [1] * _PREFILLED, repeats) * len(long[0]), 1)
     sequences = [row[:64] for row in _equal(16)[0]]
-    batch = engines.batch_dependence(llm, sequences)
-    return {"tokens_per_s": rates, "prefill_tokens_per_s": prompt_rate, "batch": batch}
+    dependence = engines.batch_dependence(llm, sequences)
+    return {"tokens_per_s": rates, "prefill_tokens_per_s": prompt_rate, "batch": dependence}
 
 
 def _equal(batch: int) -> tuple[list[list[int]], list[int]]:
