@@ -25,12 +25,12 @@ pytestmark = pytest.mark.skipif(bool(peers.missing("vllm")), reason=peers.missin
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     """An engine with random weights under one recipe of the plugin, or plain bfloat16."""
     from quads import recipes
-    from quads.bench import vllm_engines, vllm_throughput
+    from quads.bench import vllm_checkpoint, vllm_engines
     from quads.integrations.vllm import register
 
     os.environ.update(vllm_engines.ENVIRONMENT)
     register()
-    config = {**vllm_throughput.shape(), "num_hidden_layers": LAYERS}
+    config = {**vllm_checkpoint.shape(), "num_hidden_layers": LAYERS}
     if recipe := RECIPES[request.param]:
         numerics = recipes.load(recipe).replace(rac_scope="static") if recipe == "quads" else recipes.load(recipe)
         config["quantization_config"] = {"quant_method": "quads", "recipe": numerics.to_dict()}

@@ -23,6 +23,7 @@ ARMS = {  # arm: numerics, variant, implementation
     "quads-static": ("quads", "static", "quads.vllm"),
     "quads-batch": ("quads", "batch", "quads.vllm"),
     "quads-token": ("quads", "token", "quads.vllm"),
+    "quads-token-invariant": ("quads", "token, batch-invariant", "quads.vllm"),
     "bf16": ("bf16", "", "vllm"),
     "fp8": ("fp8", "", "vllm.deep_gemm"),
     "fp8-triton": ("fp8", "", "vllm.triton"),

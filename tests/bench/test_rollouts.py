@@ -56,3 +56,9 @@ def test_too_little_time_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rollouts.missing(None) == ""
     assert rollouts.missing(1000.0) == ""
     assert "40 s are left" in rollouts.missing(40.0)
+
+
+def test_every_arm_of_the_script_is_known() -> None:
+    from quads.bench import vllm_throughput
+
+    assert [arm for arm in vllm_throughput.CASES if arm not in rollouts.ARMS] == []
