@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -11,11 +10,11 @@ import numpy as np
 from scipy.ndimage import median_filter
 
 from quads.page_choices import ChosenFigure, Spec
+from quads.suites.report_axes import arms_axis, errors, log_axis, with_axis
 from quads.suites.report_numbers import interval, known
 from quads.suites.report_style import Look, faint
 
 Numbers = dict[str, Any]
-LOG = {"type": "log", "tickformat": "~g", "nticks": 7}
 LONG, WINDOW = 400, 25  # steps from which on a curve is drawn as its running median, and over how many steps
 _GAPS = (
     ("gap_mean", "mean", "Mean of the step's tokens."),
@@ -33,7 +32,8 @@ def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
     rows = {cell: [row for row in summary["outcomes"] if row["cell"] == cell] for cell in cells}
 
     def over_steps(key: str, cell: str) -> Spec | None:
-        return _over_steps(curves[cell], key, look, _steps("|Δ log p|", LOG))
+        axis = log_axis({curve["arm"]: curve.get(key) or () for curve in curves[cell]})
+        return _over_steps(curves[cell], key, look, with_axis(_steps("|Δ log p|"), axis))
 
     longest = max(len(curve["steps"]) for curve in summary["curves"]) if summary["curves"] else 0
     smoothed = f" Thick: the median of {WINDOW} steps." if longest > LONG else ""
@@ -82,28 +82,16 @@ def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
         )
 
 
-def arms_axis(arms: list[str]) -> dict[str, Any]:
-    """A vertical axis of arms, first on top."""
-    return {"type": "category", "categoryorder": "array", "categoryarray": arms[::-1], "automargin": True}
-
-
-def errors(rows: list[Numbers], color: str, least: float = -math.inf) -> dict[str, Any]:
-    """plotly error bars of rows {value, low, high}, cut at `least`; none where the interval is unknown."""
-    up = [row["high"] - row["value"] if known(row.get("high")) else 0 for row in rows]
-    down = [row["value"] - max(row["low"], least) if known(row.get("low")) else 0 for row in rows]
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "color": color, "thickness": 1.5}
-
-
 def _speed_note(label: str) -> str:
     if label.startswith("emulated"):
         return f"{label}: the speed of an emulation, which says nothing about 4-bit hardware. Median step."
     return f"{label}. Emulated formats run at the emulator's speed, unless the arm's engine has kernels. Median step."
 
 
-def _steps(title: str, axis: Numbers | None = None) -> Numbers:
+def _steps(title: str) -> Numbers:
     return {
         "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": title, "standoff": 8}, "automargin": True, **(axis or {})},
+        "yaxis": {"title": {"text": title, "standoff": 8}, "automargin": True},
         "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
         "showlegend": False,
         "hovermode": "x unified",

@@ -9,8 +9,8 @@ from typing import Any
 from quads import recipes
 from quads.page_choices import ChosenFigure, Spec
 from quads.suites.config import CONTROLS
+from quads.suites.report_axes import errors, log_axis, with_axis
 from quads.suites.report_numbers import interval, known
-from quads.suites.report_outcomes import LOG, errors
 from quads.suites.report_style import SCOPES, TERMS, Look, colors
 
 Numbers = dict[str, Any]
@@ -177,7 +177,8 @@ def _sweep(arms: dict[str, dict[float, Numbers]], look: Look) -> Spec:
                 marker=look.marker(arm),
             )
         )
-    layout = _layout("mean |Δ log p|", LOG)
+    axis = log_axis({arm: [gap["value"] for gap in points.values()] for arm, points in arms.items()})
+    layout = with_axis(_layout("mean |Δ log p|"), axis)
     layout["xaxis"] = {"title": {"text": "outlier size (times)"}, "tickvals": list(range(len(sizes)))}
     layout["xaxis"]["ticktext"] = [f"{size:g}" for size in sizes]
     return {"data": data, "layout": layout}
@@ -205,14 +206,13 @@ def _value(entry: Any) -> Any:
     return entry.get("value") if isinstance(entry, dict) else entry
 
 
-def _layout(title: str, axis: Numbers | None = None, *, legend: bool = False) -> Numbers:
+def _layout(title: str, *, legend: bool = False) -> Numbers:
     """`legend`: of its own, above the plot, where the lines are no arms."""
     return {
         "yaxis": {
             "title": {"text": title, "standoff": 8},
             "automargin": True,
             "rangemode": "tozero",
-            **(axis or {}),
         },
         "margin": {"l": 60, "r": 12, "t": 12, "b": 44},
         "hovermode": "closest",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from quads.compare.config import CompareConfig
 from quads.suites.collapse import RULE
 from quads.suites.report_numbers import DASH, interval, number
 
@@ -201,8 +202,9 @@ _RUN = {
 
 
 def run_line(summary: Numbers) -> str:
-    """The settings that a reader needs first, in words."""
-    settings = summary["settings"]
+    """The settings that a reader needs first, in words; those that the suite leaves alone are quads.compare's own."""
+    defaults = {field.name: field.default for field in fields(CompareConfig)}
+    settings = {**defaults, **summary["settings"]}
     return ", ".join(words.format(settings[key]) for key, words in _RUN.items() if settings.get(key))
 
 
