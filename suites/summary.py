@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from quads.compare.records import Record, write_json
-from quads.suites import metrics, outcomes, verdicts
+from quads.suites import metrics, noted, outcomes, verdicts
 from quads.suites.comparisons import Compared, compare, shown
 from quads.suites.outcomes import Curve, Estimate, Learned, Outcome, estimate, finite
-from quads.suites.results import Results, load, name_of
+from quads.suites.results import Results, load
 from quads.suites.statistics import UnpairedError, interval, matrix
 from quads.suites.verdicts import Judged
 
@@ -150,13 +150,7 @@ def summarize(results: Results) -> Summary:
         probe_comparisons=tuple(_probe_comparison(c) for c in compared if c.pair.metric.startswith("probe/")),
         layers=tuple(_layers(results.layers)),
         hypotheses=tuple(_verdict(verdicts.judge(h, results, believed)) for h in suite.hypotheses),
-        noted=(
-            *results.noted,
-            *_unfinished(results, ends, last),
-            *_behind(compared),
-            *_failures(results),
-            *_reward_errors(results),
-        ),
+        noted=tuple(noted.lines(results, ends, last, compared)),
     )
 
 
@@ -234,36 +228,3 @@ def _verdict(judged: Judged) -> Verdict:
         mde=finite(found.mde) if found else None,
         pairs=found.pairs if found else 0,
     )
-
-
-def _unfinished(results: Results, ends: tuple[Outcome, ...], last: dict[str, int]) -> Iterable[str]:
-    have = {(end.cell, end.arm): end for end in ends}
-    for cell in results.cells:
-        for arm in map(name_of, results.suite.arms):
-            end = have.get((cell, arm))
-            finished = end.finished if end else 0
-            if finished < results.suite.seeds:
-                reached = f", compared at step {end.steps} over seeds {', '.join(map(str, end.seeds))}" if end else ""
-                yield f"{cell}: {arm} finished {finished} of {results.suite.seeds} runs of {last[cell]} steps{reached}"
-
-
-def _behind(compared: list[Compared]) -> Iterable[str]:
-    found = {(c.pair.where, seed) for c in compared for seed in c.behind}
-    for where, seed in sorted(found):
-        yield f"{where}: seed {seed} was left out of comparisons whose other seeds were more than twice as far"
-
-
-def _failures(results: Results) -> Iterable[str]:
-    for cell, arms in results.cells.items():
-        for run in (run for runs in arms.values() for run in runs.values()):
-            if run.failure:
-                why = f"step {run.failure['step']} ({run.failure['failed']})"
-                yield f"{cell}: {run.arm} seed {run.seed} ended at {why}: counted as collapsed, solving nothing after"
-
-
-def _reward_errors(results: Results) -> Iterable[str]:
-    for cell, arms in results.cells.items():
-        for arm, runs in arms.items():
-            count = sum(record.get("reward/errors", 0) for run in runs.values() for record in run.steps)
-            if count:
-                yield f"{cell}: the reward of {arm} raised {int(count)} times; those samples scored 0"
