@@ -14,7 +14,7 @@ from quads.compare.figures import color
 from quads.page_choices import ChosenFigure, Spec
 
 RATIOS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
-RATIO_ARMS = ("quads-static", "quads-batch", "quads-fused")
+RATIO_ARMS = ("quads-static", "quads-batch", "quads-token")
 RATIO_BATCH = 128
 _RATIO = {"title": {"text": "output tokens/s over FP8's"}, "rangemode": "tozero", "automargin": True}
 

@@ -18,7 +18,12 @@ from quads.bench.work import Work
 
 ISSUED = 0.52  # of the issue slots, by ncu in the H200's decode kernel (kernels/NOTES-gemm.md)
 MATRIX = {"bf16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "w4a16": "bf16"}  # what a peer's products multiply in
-LAUNCHES = {"static": 9, "batch": 13, "tile": 13, "token": 7}  # kernels of one quantisation with RAC (compensate.py)
+LAUNCHES = {
+    "static": 3,
+    "batch": 5,
+    "tile": 6,
+    "token": 1,
+}  # of quantising with RAC, outer scales known (compensate.py)
 PEER_MOE_LAUNCHES = {
     "bf16": 6,
     "w4a16": 6,
@@ -45,7 +50,7 @@ def dense(m: int, n: int, k: int, numerics: str, chip: Chip, *, ratio: float = 0
 
 def moe(
     tokens: int, hidden: int, inner: int, experts: int, top_k: int, numerics: str, chip: Chip,
-    *, scope: str = "plain", ratio: float = 0.0, ours: bool = True, launches: int | None = None,
+    *, scope: str = "plain", ratio: float = 0.0, ours: bool = True,
 ) -> Works:  # fmt: skip
     """A routed SwiGLU layer with even routing; `scope`: who shares RAC's selection."""
     used = experts * (1 - (1 - top_k / experts) ** tokens)
@@ -63,8 +68,8 @@ def moe(
         else:
             products.append(_hopper(share, "decode", rows, n, k, extra, grouped=True))
     small = 2 + (1 if chip.native_fp4 else 0)  # routing, weighted sum; the Triton product leaves SwiGLU to a third
-    sizes = (tokens * hidden, tokens * top_k * inner)
-    quantisers = (w for size in sizes for w in operand(size, scope, ratio, chip, launches=launches))
+    sizes = ((tokens, hidden), (tokens * top_k, inner))
+    quantisers = (w for size in sizes for w in operand(*size, scope, ratio, chip))
     return (*products, Work(launches=small), *quantisers)
 
 
@@ -78,27 +83,34 @@ def quantised(elements: int, variant: str, chip: Chip, *, source: str = "bf16") 
     return (Work(bytes=counts.quantize(elements, source), instructions=elements / 32 * per_element),)
 
 
-def compensated(elements: int, scope: str, ratio: float, chip: Chip, *, launches: int | None = None) -> Works:
-    """Quantising with the residual of `ratio` of the blocks; `launches`: other than today's."""
+def compensated(rows: int, k: int, scope: str, ratio: float, chip: Chip, *, known_outer: bool = False) -> Works:
+    """Quantising [rows, K] with the residual of `ratio` of the blocks; known_outer: the outer scales are given."""
+    from quads.kernels.compensate import _FEW_ROWS, _WIDEST_ROW
+
+    elements = rows * k
     moved = counts.quantize_rac(elements, ratio, second_pass=scope in ("batch", "tile"))
 
     def of(kernel: str, path: str = "instructions_an_element") -> float:
         return float(compiled.quantizer(kernel, chip.target)[path])
 
+    if scope == "static" and not known_outer and rows <= _FEW_ROWS and k / 16 <= _WIDEST_ROW:
+        issued = elements / 32 * of("RAC known list, a row a program")
+        return (Work(bytes=moved, instructions=issued, blocks=rows),)
     if scope == "static":
         mean = (1 - ratio) * of("RAC known list") + ratio * of("RAC known list", "longest_an_element")
     elif scope == "token":
         mean = of("RAC token")
     else:
         mean = of("RAC first pass") + ratio * of("RAC second pass")
-    return (Work(bytes=moved, instructions=elements / 32 * mean, launches=launches or LAUNCHES[scope]),)
+    made = (Work(bytes=moved, instructions=elements / 32 * mean, launches=LAUNCHES[scope]),)
+    return made if known_outer else (Work(bytes=2.0 * elements), *made)
 
 
-def operand(elements: int, scope: str, ratio: float, chip: Chip, *, launches: int | None = None) -> Works:
-    """Quantising the activations of a product, with RAC where `ratio` is not 0."""
+def operand(rows: int, k: int, scope: str, ratio: float, chip: Chip) -> Works:
+    """Quantising the activations [rows, K] of a product, with RAC where `ratio` is not 0."""
     if ratio:
-        return compensated(elements, scope, ratio, chip, launches=launches)
-    return quantised(elements, "token, amax in the pass", chip)
+        return compensated(rows, k, scope, ratio, chip)
+    return quantised(rows * k, "token, amax in the pass", chip)
 
 
 def _hopper_way(m: int, residual: bool) -> str:

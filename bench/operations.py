@@ -29,7 +29,7 @@ def _gemm(numerics: str, implementation: str, variant: str, shape: Shape, chip: 
     if "from bf16" not in variant:
         return made
     if ours:
-        return (*layers.operand(m * k, "static", ratio, chip), *made)
+        return (*layers.operand(m, k, "static", ratio, chip), *made)
     return (Work(bytes=m * k * (2.0 + counts.BYTES[numerics])), *made)
 
 
@@ -51,7 +51,8 @@ def _quantize_rac(numerics: str, implementation: str, variant: str, shape: Shape
         return None
     if numerics == "nvfp4":
         return layers.quantised(shape["M"] * shape["K"], variant, chip)
-    return layers.compensated(shape["M"] * shape["K"], variant.split()[-1], _ratio(variant), chip)
+    known = "amax in the pass" not in variant
+    return layers.compensated(shape["M"], shape["K"], variant.split()[-1], _ratio(variant), chip, known_outer=known)
 
 
 def _fake_quantize(numerics: str, implementation: str, variant: str, shape: Shape, chip: Chip) -> Works | None:

@@ -74,7 +74,6 @@ class Arm:
     ours: bool = False
     scope: str = "plain"
     ratio: float = 0.0
-    launches: int | None = None
     note: str = ""
 
 
@@ -181,13 +180,13 @@ def _layer_products(model: Model, arm: Arm, tokens: int, on: Chip) -> Works:
     found: Works = layers.dense(tokens, model.experts, model.hidden, "bf16", on, ours=False)
     for n, k in model.projections():
         if native:
-            found += layers.operand(tokens * k, arm.scope, ratio, on, launches=arm.launches)
+            found += layers.operand(tokens, k, arm.scope, ratio, on)
         elif arm.dense != "bf16":
             found += (Work(bytes=tokens * k * (2 + counts.BYTES[arm.dense])),)
         found += layers.dense(tokens, n, k, arm.dense, on, ratio=ratio, ours=native)
     return found + layers.moe(
         tokens, model.hidden, model.inner, model.experts, model.top_k, arm.experts, on,
-        scope=arm.scope, ratio=arm.ratio, ours=arm.ours, launches=arm.launches,
+        scope=arm.scope, ratio=arm.ratio, ours=arm.ours,
     )  # fmt: skip
 
 

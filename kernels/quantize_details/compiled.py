@@ -1,4 +1,4 @@
-"""The kernels of this folder as cross-compile jobs: what CI checks and docs/results/kernels-modelled records."""
+"""The kernels of this folder as cross-compile jobs: what CI checks and quads.bench models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quads.kernels.crosscompile import CHIPS, Job
 
 _FOLDER = "quads.kernels.quantize_details"
 _TYPES = {"x": "*bf16", "out": "*bf16", "packed": "*i32", "scales": "*u8", "outer": "*fp32", "largest": "*fp32"} | {
-    "scores": "*i64", "order": "*i32", "lists": "*i32", "listed": "*i32", "member": "*i32",
+    "scores": "*i64", "order": "*i32", "rank": "*i32", "lists": "*i32", "listed": "*i32", "member": "*i32",
 }  # fmt: skip
 _ALIGNED = {"x", "out", "packed", "scales", "outer", "stride", "blocks", "columns", "scale_columns", "count"}
 _QUANTIZE = "x packed scales outer rows blocks scale_rows scale_columns stride"
@@ -38,6 +38,9 @@ KERNELS: dict[str, tuple[str, str, dict[str, Any], int]] = {
     "RAC token": (
         "compensate_jit:token_kernel", "x packed scales outer lists blocks count columns stride",
         {"B": 512, "TOKEN": False}, 4,
+    ),
+    "RAC known list, a row a program": (
+        "compensate_jit:listed_row_kernel", "x packed scales outer rank blocks columns stride", {"B": 128}, 4,
     ),
     "fake-quantize": (
         "fake_quant_jit:fake_quantize_kernel", "x out outer rows blocks stride rows_of_outer",

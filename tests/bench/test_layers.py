@@ -54,12 +54,17 @@ def test_rows_of_experts_cover_every_pair() -> None:
     assert blocks == pytest.approx(128, rel=0.15)  # four rows an expert: one block nearly everywhere
 
 
-def test_compensation_costs_launches_and_its_what_if_fewer() -> None:
-    def time(scope: str, ratio: float, launches: int | None = None) -> float:
-        layer = layers.moe(1, **MOE, numerics="nvfp4", chip=B200, scope=scope, ratio=ratio, launches=launches)
-        return seconds(layer, B200)
+def test_compensation_costs_and_a_list_of_the_batch_costs_launches() -> None:
+    def time(scope: str, ratio: float) -> float:
+        return seconds(layers.moe(1, **MOE, numerics="nvfp4", chip=B200, scope=scope, ratio=ratio), B200)
 
-    assert time("plain", 0.0) < time("static", 0.5, 1) < time("static", 0.5) < time("batch", 0.5)
+    assert time("plain", 0.0) < time("static", 0.5) < time("batch", 0.5)
+
+
+def test_a_known_list_at_few_rows_takes_one_launch() -> None:
+    few, many = (layers.compensated(rows, 2048, "static", 0.5, B200) for rows in (1024, 1025))
+    assert sum(work.launches for work in few) == 1
+    assert sum(work.launches for work in many) == 4
 
 
 def test_the_quantisers_known_time_on_the_h200_is_met() -> None:
