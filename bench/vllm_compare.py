@@ -23,7 +23,8 @@ def run(case: str, out: Path, steps: int) -> dict[str, Any]:
     from quads.compare.config import CompareConfig
     from quads.compare.records import Records
 
-    config = CompareConfig(out=out, arms=(case,), steps=steps, engine="vllm", dtype="bfloat16", eval_every=steps)
+    bf16: dict[str, Any] = {"dtype": "bfloat16", "compute": "bfloat16"}
+    config = CompareConfig(out=out, arms=(case,), steps=steps, engine="vllm", eval_every=steps, **bf16)
     job.run(config)
     records = [r for r in Records(out / "runs.jsonl").read() if r["arm"] == case]
     evals = [r["eval/accuracy"] for r in Records(out / "evals.jsonl").read() if r["arm"] == case]
