@@ -22,7 +22,7 @@ from tests.quads.compare_run import config
 
 pytest.importorskip("trl")
 
-from quads.integrations.trl_trainer import QuadsTrainer  # noqa: E402
+from quads.integrations.trl_trainer import QuadsTrainer
 
 
 @pytest.fixture(scope="module")

@@ -84,6 +84,36 @@ def test_a_cached_file_is_found_by_its_hash(tmp_path: Path, monkeypatch: pytest.
     assert start.find(TINY) == cached
 
 
+def test_a_file_cut_into_parts_is_found_and_read_as_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUADS_CACHE", str(tmp_path / "cache"))
+    whole = tmp_path / f"start-{TINY.hash}.safetensors"
+    start.train(TINY, whole)
+    parts = start.cut(whole, tmp_path / "cache", limit=20_000)
+    assert len(parts) > 2 and start.find(TINY) == tmp_path / "cache" / whole.name
+    joined, expected = start.load(start.find(TINY) or whole, TINY), start.load(whole, TINY)
+    assert all(torch.equal(value, joined.state_dict()[name]) for name, value in expected.state_dict().items())
+    parts[1].unlink()
+    assert start.find(TINY) is None  # a part that is missing is no start
+
+
+def test_the_small_start_has_the_blocks_that_outliers_need() -> None:
+    small = start.STARTS["small"]
+    model = start.build(small)
+    assert 16e6 < sum(parameter.numel() for parameter in model.parameters()) < 17e6
+    assert small.hidden // 16 == 32
+
+
+@pytest.mark.parametrize("task", ["gcd", "products"])
+def test_a_start_of_another_task_is_another_file_and_learns_to_answer_it(tmp_path: Path, task: str) -> None:
+    config = dataclasses.replace(TINY, task=task)
+    assert config.hash != TINY.hash and config.describe()["demonstrator"] != TINY.describe()["demonstrator"]
+    losses: list[float] = []
+    start.train(
+        dataclasses.replace(config, steps=30), tmp_path / "s.safetensors", lambda step, loss: losses.append(loss)
+    )
+    assert losses[-1] < losses[0]
+
+
 def test_a_file_without_a_tensor_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "start.safetensors"
     start.train(TINY, path)
