@@ -177,7 +177,7 @@ def _check(wanted: Sequence[Job]) -> None:
     from quads import models
     from quads.compare import engines, job
 
-    job.check_packages(("trl", "datasets", "reasoning_gym") if wanted else ())
+    job.check_packages((*job.TRAINING, wanted[0].compare.report_to) if wanted else ())
     for config in {one.cell: one.compare for one in wanted}.values():
         engines.prepare(config.engine)
         if config.model:

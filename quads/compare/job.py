@@ -34,7 +34,7 @@ def run(config: CompareConfig, console: Console | None = None) -> Numbers:
     console = console or Console(stderr=True)
     arms = [Arm(config, recipe, seed) for seed in config.seeds for recipe in config.recipes()]
     torch.set_num_threads(config.threads)
-    check_packages()
+    check_packages((*TRAINING, "plotly", config.report_to))
     engines.prepare(config.engine)
     check_folder(config)
     if config.model:
@@ -100,14 +100,16 @@ def _start(config: CompareConfig, bars: Progress) -> Policy:
     return policy
 
 
-_PACKAGES = {"trl": "rl", "datasets": "rl", "reasoning_gym": "rl", "plotly": "report"}
+TRAINING = ("trl", "datasets", "reasoning_gym")
+_EXTRAS = {**dict.fromkeys(TRAINING, "'quads[rl]'"), "plotly": "'quads[report]'"}
 
 
-def check_packages(wanted: Sequence[str] = tuple(_PACKAGES)) -> None:
+def check_packages(wanted: Sequence[str]) -> None:
     """CannotRunHereError now rather than after the work."""
     for package in wanted:
-        if importlib.util.find_spec(package) is None:
-            raise CannotRunHereError(f"training needs {package}: python -m pip install 'quads[{_PACKAGES[package]}]'")
+        if package != "none" and importlib.util.find_spec(package) is None:
+            remedy = _EXTRAS.get(package, package)
+            raise CannotRunHereError(f"this needs {package}: python -m pip install {remedy}")
 
 
 def check_folder(config: CompareConfig) -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from quads.compare import job
 from quads.compare.characters import character_tokenizer
 from quads.compare.checkpoint import load_state
 from quads.compare.config import CompareError
 from quads.compare.records import Records
+from quads.errors import CannotRunHereError
 from quads.models import ModelError
 from tests.quads.compare_run import config, evaluations, records, run, spawn
 from tests.quads.tiny import tiny_model
@@ -223,3 +225,9 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
     (folder / "pytorch_model.bin").write_bytes(b"anything")
     with pytest.raises(ModelError, match=r"holds only pytorch_model\.bin: checkpoints must be safetensors"):
         run(tmp_path / "out", model=str(folder))
+
+
+def test_a_missing_package_is_said_with_its_remedy() -> None:
+    job.check_packages(("none", "trl"))
+    with pytest.raises(CannotRunHereError, match=r"no_such_package: python -m pip install no_such_package"):
+        job.check_packages(("trl", "no_such_package"))
