@@ -23,9 +23,14 @@ def test_a_figure_carries_the_plotly_document_of_every_choice() -> None:
 def test_what_users_typed_is_text_and_not_markup() -> None:
     hostile = "</script><script>alert(1)</script>"
     figure = ChosenFigure(name="x", title=hostile, note=hostile, specs={hostile: LINE}, by=("cell",))
-    for markup in (plot(figure), selector("cell", hostile, [(hostile, hostile)]), tick_boxes(hostile, {hostile: "red"})):
+    choice = selector("cell", hostile, [(hostile, hostile), ("other", hostile)])
+    for markup in (plot(figure), choice, tick_boxes(hostile, {hostile: "red"})):
         assert "<script>alert" not in markup
         assert markup.count("</script>") == markup.count("<script>")
+
+
+def test_a_single_choice_is_made_without_a_selector() -> None:
+    assert selector("cell", "Cell", [("plain", "plain")]) == '<script>set("cell", "plain")</script>'
 
 
 def test_a_page_without_anything_to_choose_has_no_selector() -> None:
