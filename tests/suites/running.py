@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import subprocess
@@ -52,10 +53,11 @@ def suite(folder: Path, **changes: Any) -> Suite:
 
 
 def run(folder: Path, options: Options | None = None, **changes: Any) -> tuple[Outcome, str]:
-    """Run the suite in folder/out; returns how it ended and what was said."""
+    """Run the suite's first cell in folder/out; returns how it ended and what was said."""
     console = Console(file=io.StringIO(), width=200)
     options = options or Options(workers=2)
-    outcome = runner.run(suite(folder, **changes), folder / "out", options, console)
+    one_cell = dataclasses.replace(whole := suite(folder, **changes), variants=whole.variants[:1])
+    outcome = runner.run(one_cell, folder / "out", options, console)
     return outcome, console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -70,10 +72,6 @@ def spawn(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def records(folder: Path, name: str = "runs.jsonl") -> list[Record]:
-    """Records of both cells without what is timed, in an order that does not depend on which worker was faster."""
-    found = [
-        {"cell": cell, **untimed(record)}
-        for cell in ("slow", "fast")
-        for record in Records(folder / "out" / cell / name).read()
-    ]
-    return sorted(found, key=lambda r: (r["cell"], r["arm"], r["seed"], r["step"]))
+    """Records without what is timed, in an order that does not depend on which worker was faster."""
+    found = [untimed(record) for record in Records(folder / "out" / "slow" / name).read()]
+    return sorted(found, key=lambda record: (record["arm"], record["seed"], record["step"]))

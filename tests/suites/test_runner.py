@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from quads.compare.records import Records
 from quads.suites import folder
 from quads.suites.config import SuiteError
 from quads.suites.runner import Options
-from tests.suites.running import records, run, spawn, suite
+from tests.suites.running import records, run, spawn
 
 pytest.importorskip("trl")
 
@@ -24,8 +23,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     place = tmp_path_factory.mktemp("whole")
     outcome, said = run(place)
-    assert (outcome.finished, outcome.wanted, outcome.failed) == (8, 8, {})
-    assert "all 8 runs are finished" in said
+    assert (outcome.finished, outcome.wanted, outcome.failed) == (4, 4, {})
+    assert "all 4 runs are finished" in said
     return place
 
 
@@ -37,36 +36,32 @@ def copied(whole: Path, tmp_path: Path) -> Path:
 
 def test_every_run_of_every_cell_has_its_records_and_checkpoint(whole: Path) -> None:
     runs = records(whole)
-    assert [(r["cell"], r["arm"], r["seed"], r["step"]) for r in runs] == [
-        (cell, arm, seed, step)
-        for cell in ("fast", "slow")
-        for arm in ("bf16", "quads")
-        for seed in (0, 1)
-        for step in (1, 2, 3)
+    assert [(r["arm"], r["seed"], r["step"]) for r in runs] == [
+        (arm, seed, step) for arm in ("bf16", "quads") for seed in (0, 1) for step in (1, 2, 3)
     ]
     assert {r["step"] for r in records(whole, "evals.jsonl")} == {0, 2, 3}
-    assert len(list((whole / "out").glob("*/arms/*/state.safetensors"))) == 8
+    assert len(list((whole / "out").glob("*/arms/*/state.safetensors"))) == 4
 
 
 def test_the_folder_says_whose_it_is_and_the_hashes_of_what_it_holds(whole: Path) -> None:
     document = json.loads((whole / "out" / "suite.json").read_text())
-    assert document["identity"] == suite(whole).identity
-    assert {"fast/runs.jsonl", "slow/evals.jsonl", "summary.json"} <= document["manifest"].keys()
+    assert document["suite"]["name"] == "suite" and len(document["identity"]) == 12
+    assert {"slow/runs.jsonl", "slow/evals.jsonl", "summary.json"} <= document["manifest"].keys()
     assert folder.changed(whole / "out") == []
 
 
 def test_a_file_that_was_changed_since_is_named(copied: Path) -> None:
-    path = copied / "out" / "fast" / "runs.jsonl"
+    path = copied / "out" / "slow" / "runs.jsonl"
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 5', 1))
-    assert folder.changed(copied / "out") == ["fast/runs.jsonl"]
+    assert folder.changed(copied / "out") == ["slow/runs.jsonl"]
 
 
 def test_a_finished_suite_runs_nothing_again(copied: Path) -> None:
-    before = (copied / "out" / "fast" / "runs.jsonl").read_bytes()
+    before = (copied / "out" / "slow" / "runs.jsonl").read_bytes()
     for state in (copied / "out").glob("*/arms/*/state.safetensors"):
         state.unlink()  # results that came back from another machine without their checkpoints
     outcome, _ = run(copied)
-    assert outcome.finished == 8 and (copied / "out" / "fast" / "runs.jsonl").read_bytes() == before
+    assert outcome.finished == 4 and (copied / "out" / "slow" / "runs.jsonl").read_bytes() == before
 
 
 def test_a_killed_suite_goes_on_to_the_records_of_an_uninterrupted_one(whole: Path, tmp_path: Path) -> None:
@@ -78,19 +73,19 @@ def test_a_killed_suite_goes_on_to_the_records_of_an_uninterrupted_one(whole: Pa
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert 0 < len(records(tmp_path)) < 24
+    assert 0 < len(records(tmp_path)) < 12
     outcome, _ = run(tmp_path)
-    assert outcome.finished == 8
+    assert outcome.finished == 4
     assert records(tmp_path) == records(whole)
     assert records(tmp_path, "evals.jsonl") == records(whole, "evals.jsonl")
 
 
 def test_a_budget_stops_after_a_step_and_says_how_to_go_on(whole: Path, tmp_path: Path) -> None:
     outcome, said = run(tmp_path, Options(workers=1, budget=0.5))
-    assert outcome.finished < 8 and not outcome.failed
-    assert "of 8 runs are unfinished: the same command goes on" in said
+    assert outcome.finished < 4 and not outcome.failed
+    assert "of 4 runs are unfinished: the same command goes on" in said
     outcome, _ = run(tmp_path)
-    assert outcome.finished == 8 and records(tmp_path) == records(whole)
+    assert outcome.finished == 4 and records(tmp_path) == records(whole)
 
 
 def test_a_half_written_record_is_dropped_and_said(copied: Path) -> None:
@@ -111,7 +106,7 @@ def test_another_suite_is_refused_with_the_keys_that_differ(copied: Path) -> Non
 
 def test_more_seeds_join_a_folder(copied: Path) -> None:
     outcome, _ = run(copied, Options(workers=1, arms=("bf16",), seeds=(2,), budget=0.5), seeds=3)
-    assert outcome.wanted == 2
+    assert outcome.wanted == 1
     assert json.loads((copied / "out" / "suite.json").read_text())["suite"]["seeds"] == 3
 
 
@@ -120,4 +115,3 @@ def test_a_broken_line_is_refused_with_its_number(copied: Path) -> None:
     path.write_bytes(b"nonsense\n" + path.read_bytes())
     with pytest.raises(ValueError, match=r"evals\.jsonl line 1 is not JSON"):
         run(copied)
-    assert Records(copied / "out" / "fast" / "runs.jsonl").read()
