@@ -118,8 +118,8 @@ def write(folder: Path) -> int:
     kept = [one for one in file.results("measured") if ratio(one) is not None]
     if not kept:
         raise ValueError(f"{folder}: holds no measured result that the model covers")
-    git = (stamp.get("git") or {}).get("sha", "unknown")[:7]
-    source = f"{folder.name}, {gpu_name(stamp)}, {git}"
+    git = stamp.get("git") or {"sha": "unknown"}
+    source = f"{folder.name}, {gpu_name(stamp)}, {git['sha'][:7]}{' with changes' if git.get('dirty') else ''}"
     rows = ",\n".join(json.dumps({key: one.record()[key] for key in _KEPT}) for one in kept)
     text = f'{{"source": {json.dumps(source)}, "results": [\n{rows}\n]}}\n'
     write_atomically(Path(__file__).with_name(FILE), text.encode())

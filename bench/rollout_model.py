@@ -84,7 +84,7 @@ class Engine:
     launches_a_layer: int
     launches_a_step: int
     sampler_bytes_a_logit: float
-    host_s_a_step: float
+    host_floor_s: float
     host_s_a_sequence: float
     chunk: int
 
@@ -120,12 +120,13 @@ def engine() -> Engine:
 
 def seconds(model: Model, arm: Arm, load: Load, on: Chip, *, host: bool = True) -> float:
     """Seconds of a call of equal requests; `host` False: as if the host were hidden behind the GPU."""
-    made = engine()
-    waited = (made.host_s_a_step + made.host_s_a_sequence * load.batch) if host else 0.0
+    made, step = engine(), step_seconds(model, arm, load, on)
+    if host:
+        step = max(step, made.host_floor_s) + made.host_s_a_sequence * load.batch
     tokens = load.batch * load.tokens_in
     chunk = min(tokens, made.chunk)
     prefill = model.layers * work.seconds(chunk_layer(model, arm, chunk, load, on), on) * tokens / chunk
-    return prefill + load.tokens_out * (step_seconds(model, arm, load, on) + waited)
+    return prefill + load.tokens_out * step
 
 
 def step_seconds(model: Model, arm: Arm, load: Load, on: Chip) -> float:
