@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PRELOAD = ("torch", "transformers", "datasets", "trl", "quads.integrations.trl_trainer", "quads.compare.arm")
+PRELOAD = ("torch", "transformers", "datasets", "trl", "quads.integrations.trl_trainer", "quads.compare.training")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _SAY_EVERY = 0.5  # seconds between two messages about steps
 
@@ -51,7 +51,8 @@ def run_job(job: Any, on_step: Callable[[int], None], say: Callable[[str], None]
     """Train the one arm of `job`; returns the step reached."""
     import torch
 
-    from quads.compare.arm import Arm, Watch, run_arm
+    from quads.compare.arm import Arm, Watch
+    from quads.compare.training import run_arm
 
     config = job.compare
     torch.set_num_threads(config.threads)

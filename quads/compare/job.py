@@ -16,12 +16,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from quads import models, provenance
 from quads.compare import engines, report, table
-from quads.compare.arm import Arm, Watch, run_arm
+from quads.compare.arm import Arm, Watch
 from quads.compare.config import CompareConfig, CompareError, differences
 from quads.compare.policy import Policy, load_policy
 from quads.compare.records import Records, write_json
 from quads.compare.start import STARTS
 from quads.compare.summary import Numbers, learned, summarize
+from quads.compare.training import run_arm
 from quads.errors import CannotRunHereError
 
 

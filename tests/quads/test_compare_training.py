@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from quads.compare import job
-from quads.compare.arm import Arm, Watch, run_arm
+from quads.compare.arm import Arm, Watch
 from quads.compare.checkpoint import load_state
 from quads.compare.config import CompareError
 from quads.compare.policy import Policy, load_policy
 from quads.compare.records import untimed
 from quads.compare.tasks import Task
+from quads.compare.training import run_arm
 from quads.integrations.trl import QuadsRollout
 from quads.qat import prepare_qat
 from tests.quads.compare_run import config
@@ -97,7 +98,7 @@ def test_a_reward_that_raises_scores_0_and_is_counted(
     one = arm(tmp_path, steps=1)
     run_arm(one, policy, Watch(stop=lambda: True))  # the start is evaluated before the scorer breaks
     monkeypatch.setattr(Task, "score", score)
-    monkeypatch.setattr("quads.compare.arm.evaluate", lambda arm, policy, model, step: {**arm.tag(step)})
+    monkeypatch.setattr("quads.compare.recorder.evaluate", lambda arm, policy, model, step: {**arm.tag(step)})
     run_arm(one, policy, Watch())
     (record,) = one.records()[0].read()
     assert record["reward/errors"] == 5
