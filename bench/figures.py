@@ -110,7 +110,7 @@ def whiskers(below: list[float], above: list[float]) -> dict[str, Any]:
 def roof(results: Sequence[Result]) -> ChosenFigure:
     """Every case with FLOPs under the roofs that the same run measured."""
     roofs = roofline.of_run(results)
-    points = [(x, one) for one in results if (x := roofline.intensity(one)) and one.op in ("gemm", "moe", "emulator")]
+    points = [(x, one) for one in results if (x := roofline.intensity(one)) and one.op in ("gemm", "moe")]
     specs = {"": _roofline(roofs, points)} if roofs and points else {}
     return ChosenFigure(
         name="roofline",

@@ -15,7 +15,7 @@ from quads.bench import figures, figures_model, figures_rollout, figures_scaling
 from quads.bench.results import Result, ResultsFile
 from quads.bench.specs import chips
 from quads.compare.figures import color
-from quads.compare.records import write_atomically
+from quads.compare.records import Record, write_atomically
 from quads.page_choices import ChosenFigure, plot, selector, tick_boxes
 
 _STYLE = """
@@ -52,7 +52,7 @@ def write_report(folder: Path) -> Path:
 
 def _top(file: ResultsFile, measured: Sequence[Result], modelled: Sequence[Result]) -> str:
     stamps = file.stamps()
-    stamp = {key: value for key, value in (stamps[-1] if stamps else {}).items() if key not in ("kind", "schema")}
+    stamp = _shown(stamps[-1] if stamps else {})
     marked = sum(one.conditions.marked is not None for one in measured)
     verdict = f"{len(measured)} cases measured, {marked} of them on a throttled or shared machine (†);" * bool(measured)
     families = dict.fromkeys(figures.family(one.numerics) for one in [*measured, *modelled] if one.op != "ceiling")
@@ -61,11 +61,17 @@ def _top(file: ResultsFile, measured: Sequence[Result], modelled: Sequence[Resul
         "<h1>quads bench</h1><p>Kernels, layers and rollouts of every numerics beside the peers a user would pick.</p>",
         f'<p class="verdict">{verdict} {len(modelled)} modelled predictions.</p>',
         page.pairs(page.flat({**stamp, "earlier": f"{max(0, len(stamps) - 1)} runs into this folder"})),
+        *(page.pairs(page.flat(_shown(one))) for one in file.records("stamp") if "of" in one),
         _left_out(file),
         report_tables.goals(measured),
         "<nav>" + "".join(f'<a href="#{name}">{text}</a>' for name, text in links) + "</nav>",
         f'<div class="tools">{tick_boxes("Numerics shown", {name: color(name) for name in families})}</div>',
     ])  # fmt: skip
+
+
+def _shown(stamp: Record) -> Record:
+    """A stamp without what only the file needs; of what it is the stamp, first."""
+    return {key: stamp[key] for key in sorted(stamp, key=lambda key: key != "of") if key not in ("kind", "schema")}
 
 
 def _left_out(file: ResultsFile) -> str:

@@ -14,7 +14,7 @@ from quads.compare.records import Record
 
 COMPARED = {"gemm": "Product", "moe": "MoE layer"}
 QUANTISERS = ("quantize", "quantize_rac", "fake_quantize", "outer_scale")
-OTHERS = ("refit", "train_step", "rollout", "emulator", "diagnose")
+OTHERS = ("refit", "train_step", "emulator", "diagnose")
 MODELLED_TOKENS = {
     "gemm": ("M", (16, 8192)), "moe": ("tokens", (16, 256)), "quantize": ("M", (32768,)),
     "quantize_rac": ("M", (32768,)), "fake_quantize": ("M", (32768,)),
@@ -32,7 +32,7 @@ def markdown(folder: Path) -> str:
     stamps = file.stamps()
     parts = [head(stamps[-1]) if stamps and measured else "Nothing was measured."]
     parts += [compared(op, title, measured) for op, title in COMPARED.items()]
-    parts += [shares(measured), others(measured), chips_table(modelled), rollouts(modelled)]
+    parts += [served(measured), shares(measured), others(measured), chips_table(modelled), rollouts(modelled)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -61,8 +61,9 @@ def compared(op: str, title: str, results: Sequence[Result]) -> str:
         first = f"{1e6 * base.seconds:,.1f} us" if base else ""
         varied = dict(pair for pair in shape if pair not in constant)
         lines.append([shown(varied or dict(shape)), first, *(_ratio(own.get(name)) for name in columns)])
-    note = f"{title}s, {shown(dict(sorted(constant)))}: time of {base_name}, and the others' time over it (95 % of the"
-    return f"{note} median, round by round).\n\n{grid([title, base_name, *columns], lines)}"
+    of = ", ".join(filter(None, [f"{title}s", shown(dict(sorted(constant)))]))
+    note = f"{of}: time of {base_name}, and the others' time over it (95 % of the median, round by round)."
+    return f"{note}\n\n{grid([title, base_name, *columns], lines)}"
 
 
 def _ratio(one: Result | None) -> str:
@@ -92,8 +93,7 @@ def others(results: Sequence[Result]) -> str:
     lines = []
     for one in results:
         if one.op in OTHERS:
-            speed_text = f"{speed(one, host=True):,.0f} tokens/s" if one.op == "rollout" else _time(one.seconds)
-            lines.append([one.case.replace("|", "/"), speed_text, _ratio(one), _goal(one)])
+            lines.append([one.case.replace("|", "/"), _time(one.seconds), _ratio(one), _goal(one)])
     return grid(["case", "result", "over the first of its group", "goal"], lines) if lines else ""
 
 
@@ -102,6 +102,18 @@ def reached(one: Result) -> str:
     if "copy" in one.goal and one.share_of_copy:
         return f"{one.share_of_copy:.0%} of copy"
     return _ratio(one)
+
+
+def served(results: Sequence[Result]) -> str:
+    """Output tokens a second of measured rollouts, a row an arm, a column a batch."""
+    rows = [one for one in results if one.op == "rollout"]
+    if not rows:
+        return ""
+    batches = sorted({one.shape["batch"] for one in rows})
+    speeds = {(label(one), one.shape["batch"]): f"{speed(one, host=True):,.0f}" for one in rows}
+    lines = [[name, *(speeds.get((name, b), "") for b in batches)] for name in dict.fromkeys(map(label, rows))]
+    sizes = shown({key: size for key, size in rows[0].shape.items() if key != "batch"})
+    return f"Rollouts, {sizes}: output tokens/s.\n\n{grid(['arm', *(f'batch {b}' for b in batches)], lines)}"
 
 
 def _goal(one: Result) -> str:

@@ -173,6 +173,15 @@ def test_measured_rollouts_are_tokens_a_second() -> None:
     assert trace["y"] == [32 * 128 / 0.5]
 
 
+def test_what_was_read_in_from_elsewhere_has_its_own_stamp(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, ceilings())
+    ResultsFile(folder).append(
+        {"kind": "stamp", "of": "rollout", "stamp": "other", "command": "h200_vllm.py --layers 8"}
+    )
+    text = write_report(folder).read_text()
+    assert "<b>of</b> rollout" in text and "h200_vllm.py --layers 8" in text
+
+
 def test_a_run_without_a_gpu_has_a_report(tmp_path: Path) -> None:
     one = Result(op="emulator", numerics="nvfp4", implementation="quads.emulation", shape={"M": 128}, seconds=8.4e-3)
     text = write_report(write_run(tmp_path, [one, *ceilings()[:1]], gpu=None)).read_text()

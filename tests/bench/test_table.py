@@ -73,5 +73,12 @@ def test_predictions_alone_say_that_nothing_was_measured(tmp_path: Path) -> None
     assert table.markdown(write_run(tmp_path, [], chips=("GB10",))).startswith("Nothing was measured.\n\n*Modelled*")
 
 
+def test_measured_rollouts_are_a_row_an_arm(tmp_path: Path) -> None:
+    shape = {"batch": 32, "tokens_in": 128, "tokens_out": 128, "layers": 8}
+    one = Result(op="rollout", numerics="bf16", implementation="vllm", shape=shape, seconds=0.5)
+    text = table.markdown(write_run(tmp_path, [one]))
+    assert "| arm | batch 32 |" in text and "| bf16 · vllm | 8,192 |" in text
+
+
 def test_a_bar_in_a_cell_does_not_break_the_table() -> None:
     assert table.grid(["a"], [["x|y"]]).splitlines()[-1] == "| x\\|y |"
