@@ -104,7 +104,7 @@ def _over_ratio(model: Model, on: Chip) -> Spec:
             "line": {"color": color("quads"), "width": 2}, "marker": {"symbol": SYMBOLS[place], "size": 8},
         })  # fmt: skip
     layout = logarithmic("", "", height=400)
-    layout["xaxis"] = {"title": {"text": "RAC ratio, per cent of K"}}
+    layout["xaxis"] = {"title": {"text": "RAC ratio, per cent of K"}, "automargin": True}
     layout["yaxis"] = {"title": {"text": "over W4A4 without RAC"}, "rangemode": "tozero", "automargin": True}
     return {"data": data, "layout": layout}
 

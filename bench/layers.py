@@ -24,6 +24,8 @@ LAUNCHES = {
     "tile": 6,
     "token": 1,
 }  # of quantising with RAC, outer scales known (compensate.py)
+ROUNDS = 63  # of a selection: it finds a threshold bit by bit
+ROUND_S = (0.15e-6, 0.23e-6)  # by one warp, by several; fitted on the H200's quantize_rac cases of scope `token`
 PEER_MOE_LAUNCHES = {
     "bf16": 6,
     "w4a16": 6,
@@ -96,14 +98,22 @@ def compensated(rows: int, k: int, scope: str, ratio: float, chip: Chip, *, know
     if scope == "static" and not known_outer and rows <= _FEW_ROWS and k / 16 <= _WIDEST_ROW:
         issued = elements / 32 * of("RAC known list, a row a program")
         return (Work(bytes=moved, instructions=issued, blocks=rows),)
+    serial = 0.0
     if scope == "static":
         mean = (1 - ratio) * of("RAC known list") + ratio * of("RAC known list", "longest_an_element")
     elif scope == "token":
-        mean = of("RAC token")
+        mean, warps = of("RAC token"), max(1, round(k / 16 / 128))
+        resident = 65536 // (32 * warps * 8 * ceil(of("RAC token", "registers") / 8))
+        serial = ceil(rows / (chip.sms.value * resident)) * _selection(k)
     else:
-        mean = of("RAC first pass") + ratio * of("RAC second pass")
-    made = (Work(bytes=moved, instructions=elements / 32 * mean, launches=LAUNCHES[scope]),)
+        mean, serial = of("RAC first pass") + ratio * of("RAC second pass"), _selection(k)
+    made = (Work(bytes=moved, instructions=elements / 32 * mean, launches=LAUNCHES[scope], serial=serial),)
     return made if known_outer else (Work(bytes=2.0 * elements), *made)
+
+
+def _selection(k: int) -> float:
+    """Seconds in which one program selects among the blocks of K."""
+    return ROUNDS * ROUND_S[k / 16 > 128]
 
 
 def operand(rows: int, k: int, scope: str, ratio: float, chip: Chip) -> Works:

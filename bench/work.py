@@ -1,11 +1,11 @@
 """The time of a kernel on a chip, from what it moves, multiplies and issues.
 
-    t = overhead + (memory^3 + matrix^3 + issue^3 + feed^3)^(1/3)
+    t = overhead + (memory^3 + matrix^3 + issue^3 + feed^3 + serial^3)^(1/3)
 
 memory: bytes over the copy bandwidth. matrix: FLOPs over the rate that products reach, in whole waves of thread blocks.
 issue: warp instructions over the issue slots of the SMs in use. feed: bytes that thread blocks request, over what they
-keep in flight. The exponent says how well the four overlap (infinity: perfectly, 1: not at all); 3 fits the quantisers
-on the H200, whose bytes, instructions and times are all known (docs/results/kernels-h200).
+keep in flight. serial: a chain of dependent steps. The exponent says how well they overlap (infinity: perfectly, 1: not
+at all); 3 fits the quantisers on the H200, whose bytes, instructions and times are known (docs/results/kernels-h200).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Work:
     bytes: through main memory. flops: executed by tensor cores in format `numerics`. instructions: of warps, in all.
     issued: share of the issue slots that the kernel can use, where it was measured. launches: kernels of this kind that
     are too small to do more than start. blocks: thread blocks (None: enough to fill every chip), of which each requests
-    `requested / blocks` bytes and keeps `in_flight` bytes on their way.
+    `requested / blocks` bytes and keeps `in_flight` bytes on their way. serial: seconds of a chain of dependent steps.
     """
 
     bytes: float = 0.0
@@ -38,6 +38,7 @@ class Work:
     blocks: float | None = None
     requested: float = 0.0
     in_flight: float = 0.0
+    serial: float = 0.0
 
 
 def parts(work: Work, chip: Chip) -> dict[str, float]:
@@ -51,6 +52,7 @@ def parts(work: Work, chip: Chip) -> dict[str, float]:
         "matrix": work.flops / chip.matrix(work.numerics).value * waves if work.flops else 0.0,
         "issue": work.instructions / (chip.issue_per_s * used * work.issued),
         "feed": work.requested / streams if streams else 0.0,
+        "serial": work.serial,
     }
 
 
