@@ -28,7 +28,7 @@ def log_axis(lines: Mapping[str, Sequence[Any]]) -> Numbers:
     if not shown:
         return {"yaxis": axis}
     decades = math.log10(top / min(shown))
-    if 0.6 < decades < 1.7:
+    if 0.6 < decades < 2.3:
         axis["dtick"] = "D2"  # ticks at 1, 2 and 5; plotly's own choice crowds here
     if not deep:
         return {"yaxis": axis}

@@ -15,7 +15,7 @@ from quads.suites.report_numbers import interval, known
 from quads.suites.report_style import Look, faint
 
 Numbers = dict[str, Any]
-LONG, WINDOW = 400, 25  # steps from which on a curve is drawn as its running median, and over how many steps
+LONG = 100  # steps from which on a curve is drawn as its running median
 _GAPS = (
     ("gap_mean", "mean", "Mean of the step's tokens."),
     ("gap_p99", "99th percentile", "One token in a hundred differs by more."),
@@ -36,7 +36,7 @@ def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
         return _over_steps(curves[cell], key, look, with_axis(_steps("|Δ log p|"), axis))
 
     longest = max(len(curve["steps"]) for curve in summary["curves"]) if summary["curves"] else 0
-    smoothed = f" Thick: the median of {WINDOW} steps." if longest > LONG else ""
+    smoothed = " Thick: running median." if longest > LONG else ""
 
     def figure(name: str, title: str, note: str, draw: Callable[[str], Spec | None]) -> ChosenFigure:
         specs = {cell: spec for cell in cells if (spec := draw(cell))}
@@ -83,9 +83,10 @@ def figures(summary: Numbers, look: Look) -> Iterator[ChosenFigure]:
 
 
 def _speed_note(label: str) -> str:
+    shared = "Median step; runs shared the machine."
     if label.startswith("emulated"):
-        return f"{label}: the speed of an emulation, which says nothing about 4-bit hardware. Median step."
-    return f"{label}. Emulated formats run at the emulator's speed, unless the arm's engine has kernels. Median step."
+        return f"{label}: the speed of an emulation, which says nothing about 4-bit hardware. {shared}"
+    return f"{label}. Emulated formats run at the emulator's speed, unless the arm's engine has kernels. {shared}"
 
 
 def _steps(title: str) -> Numbers:
@@ -112,7 +113,7 @@ def _line(curve: Numbers, key: str, look: Look) -> Iterator[Numbers]:
         return
     faintly = {"color": faint(line["color"], 0.3), "width": 1}
     yield look.trace(arm, x=curve["steps"], y=values, mode="lines", line=faintly, hoverinfo="skip")
-    median = median_filter(np.array(values, dtype=np.float64), size=WINDOW, mode="nearest")
+    median = median_filter(np.array(values, dtype=np.float64), size=2 * (len(values) // 60) + 1, mode="nearest")
     yield look.trace(arm, x=curve["steps"], y=median.tolist(), mode="lines", line=line)
 
 
@@ -144,6 +145,7 @@ def _accuracy(curves: list[Numbers], look: Look) -> Spec | None:
 
 def _ends(rows: list[Numbers], curves: list[Numbers], look: Look) -> Spec | None:
     starts = {curve["arm"]: _first(curve["accuracy"]) for curve in curves}
+    untrained = {curve["arm"] for curve in curves if list(curve["accuracy"]["steps"]) == [0]}
     data = []
     for row in rows:
         arm, color = row["arm"], look.colors[row["arm"]]
@@ -155,7 +157,7 @@ def _ends(rows: list[Numbers], curves: list[Numbers], look: Look) -> Spec | None
             ("before training", starts.get(arm), hollow),
         )
         for kind, point, marker in kinds:
-            if point and known(point.get("value")):
+            if point and known(point.get("value")) and (kind == "before training" or arm not in untrained):
                 bars = errors([point], color) if kind == "as rolled out" else None
                 text = f"{arm}, {kind}: {interval(point)}"
                 data.append(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from quads.suites import report_tables as tables
 from quads.suites.report_numbers import DASH, interval, known, number
 from quads.suites.report_probe import parse_outliers, places, ratio_rows
 from quads.suites.report_words import words
@@ -40,7 +41,8 @@ def _outcome(summary: Numbers, cell: str, arm: str) -> Numbers | None:
 
 def _accuracy(summary: Numbers, cell: str, arm: str) -> str:
     row = _outcome(summary, cell, arm)
-    return interval(_times(100, row["accuracy"])) if row else DASH
+    accuracy = tables.trained_accuracy(summary, row) if row else None
+    return interval(_times(100, accuracy)) if accuracy else DASH
 
 
 def _largest(summary: Numbers, cell: str, arm: str) -> str:

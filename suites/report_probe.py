@@ -132,7 +132,11 @@ def _ratio_line(scope: str, points: dict[float, Numbers], index: int) -> Numbers
         for gap, end in zip(gaps, ends, strict=True)
     ]
     return (
-        {"type": "scatter", "name": label, "x": [r if end else r + index for r, end in zip(points, ends, strict=True)]}
+        {
+            "type": "scatter",
+            "name": label,
+            "x": [r if end else r + 0.6 * index for r, end in zip(points, ends, strict=True)],
+        }
         | {"y": [gap["value"] for gap in gaps], "text": [row["arm"] for row in points.values()]}
         | {"mode": "lines+markers", "error_y": errors(own, color, 0.0), "marker": {"symbol": symbol, "size": 8}}
         | {"line": {"color": color, "width": 2, "dash": "dot" if scope == "random" else "solid"}}

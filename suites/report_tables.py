@@ -33,9 +33,30 @@ def _collapsed(row: Numbers) -> str:
     return f"{fallen} of {max(len(row['seeds']), row['finished'], fallen)}" if fallen else "none"
 
 
+def evaluated(summary: Numbers, row: Numbers) -> int | None:
+    """Step of the last evaluation that every seed of the arm reached; None where there is none."""
+    key = (row["cell"], row["arm"])
+    steps = [step for curve in summary["curves"] if (curve["cell"], curve["arm"]) == key
+             for step in curve["accuracy"]["steps"]]  # fmt: skip
+    return max(steps, default=None)
+
+
+def trained_accuracy(summary: Numbers, row: Numbers) -> Numbers | None:
+    """The arm's accuracy as rolled out after training; None where it was evaluated at its start alone."""
+    return row["accuracy"] if evaluated(summary, row) != 0 else None
+
+
+def _accuracy(summary: Numbers, row: Numbers) -> str:
+    """Accuracy after training, with the step where other arms of the cell were evaluated at another."""
+    step = evaluated(summary, row)
+    others = {evaluated(summary, other) for other in summary["outcomes"] if other["cell"] == row["cell"]}
+    text = interval(trained_accuracy(summary, row))
+    return f"{text[:-1]}, step {step})" if len(others) > 1 and text.endswith(")") else text
+
+
 _OUTCOMES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
     ("seeds compared", lambda row: number(len(row["seeds"]))),
-    ("at step", lambda row: number(row["steps"])),
+    ("gap, reward and speed up to step", lambda row: number(row["steps"])),
     ("runs at the suite's last step", lambda row: number(row["finished"])),
     ("accuracy, as rolled out", lambda row: interval(row["accuracy"])),
     ("accuracy, same weights in BF16", lambda row: interval(row["trainer_accuracy"])),
@@ -53,10 +74,11 @@ _OUTCOMES: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
     ("tokens/s of the whole step", lambda row: number(row["step_tokens_per_s"])),
     ("peak memory, GiB", lambda row: number(row.get("memory_gib"))),
 )
-_OVERVIEWS: tuple[tuple[str, Callable[[Numbers], str]], ...] = (
-    ("Held-out accuracy after training, as rolled out", lambda row: interval(row["accuracy"])),
-    ("Mean gap during training", lambda row: interval(row["gap_mean"])),
-    ("Collapsed seeds", _collapsed),
+_EVALUATED = 3  # where the step of the evaluations stands among them: before the accuracies
+_OVERVIEWS: tuple[tuple[str, Callable[[Numbers, Numbers], str]], ...] = (
+    ("Held-out accuracy after training, as rolled out", _accuracy),
+    ("Mean gap during training", lambda _, row: interval(row["gap_mean"])),
+    ("Collapsed seeds", lambda _, row: _collapsed(row)),
 )
 
 
@@ -72,6 +94,7 @@ def outcomes(summary: Numbers, cell: str) -> Table:
     """A row a metric, a column an arm; rows that nothing was measured for are left out."""
     rows = [row for row in summary["outcomes"] if row["cell"] == cell]
     lines = [(label, *(text(row) for row in rows)) for label, text in _OUTCOMES]
+    lines.insert(_EVALUATED, ("accuracy of step", *(number(evaluated(summary, row)) for row in rows)))
     return Table(("", *(row["arm"] for row in rows)), [line for line in lines if set(line[1:]) != {DASH}])
 
 
@@ -85,7 +108,7 @@ def overviews(summary: Numbers) -> list[tuple[str, Table]]:
             Table(
                 ("cell", *arms),
                 [
-                    (cell, *(text(found[cell, arm]) if (cell, arm) in found else DASH for arm in arms))
+                    (cell, *(text(summary, found[cell, arm]) if (cell, arm) in found else DASH for arm in arms))
                     for cell in cells(summary)
                 ],
             ),

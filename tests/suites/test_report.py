@@ -14,7 +14,8 @@ from quads.suites import report
 from quads.suites import summary as summaries
 from quads.suites.outcomes import Curve, Estimate, Learned, Outcome, Points
 from quads.suites.report import ReportError
-from quads.suites.report_tables import by_place, versus
+from quads.suites.report_paper import claims
+from quads.suites.report_tables import by_place, outcomes, overviews, versus
 from tests.suites import made_results
 from tests.suites.made_suite import STAMP, SUITE, made_suite, write_suite
 
@@ -156,6 +157,20 @@ def test_comparisons_of_the_probe_follow_its_selectors_and_those_of_two_places_a
     assert plain == ({"policy": "start", "outliers": "", "reference": "w4"}, [{"where": places[0]}])
     assert outliers == ({"policy": "start", "outliers": "8x16", "reference": "w4"}, [{"where": places[1]}] * 2)
     assert both == (None, [{"where": places[3]}])
+
+
+def test_an_accuracy_from_before_training_is_not_shown_as_one_after_it() -> None:
+    summary = made_suite(cells=("plain", "stress"), arms=("bf16", "quads"))
+    points = summary["curves"][0]["accuracy"]
+    summary["curves"][0]["accuracy"] = {key: values[:1] for key, values in points.items()}
+    summary["curves"][1]["accuracy"] = {key: values[:3] for key, values in summary["curves"][1]["accuracy"].items()}
+    (_, accuracy), *_ = overviews(summary)
+    assert accuracy.rows[0] == ("plain", "–", "0.951 (0.941–0.961, step 20)")
+    assert accuracy.rows[1] == ("stress", "0.950 (0.940–0.960)", "0.951 (0.941–0.961)")
+    assert ("accuracy of step", "0", "20") in outcomes(summary, "plain").rows
+    assert [row[0] for claim in claims(summary, "plain") if "accuracy after" in claim.what for row in claim.rows] == [
+        "quads"
+    ]
 
 
 def test_a_collapse_is_listed_with_its_step_and_its_rule(page: str) -> None:

@@ -57,6 +57,14 @@ def test_accuracy_before_and_after_stand_on_the_arms_row_with_the_interval() -> 
     assert "bf16, before training: 0.480 (0.460–0.500)" in traces[2]["text"]
 
 
+def test_an_arm_that_was_evaluated_at_its_start_alone_has_no_accuracy_after_training() -> None:
+    summary = made_suite(cells=("plain",), arms=("bf16",))
+    points = summary["curves"][0]["accuracy"]
+    summary["curves"][0]["accuracy"] = {key: values[:1] for key, values in points.items()}
+    (start,) = drawn(summary)["accuracy-end"].specs["plain"]["data"]
+    assert "before training" in start["text"][0]
+
+
 def test_nothing_is_drawn_of_what_was_not_measured() -> None:
     summary = made_suite(cells=("plain",), arms=("bf16", "quads"))
     summary["curves"][0] |= {"gap_p99": [], "accuracy": {key: [] for key in ("steps", "value", "low", "high")}}
@@ -74,7 +82,7 @@ def test_a_long_run_has_its_running_median_over_its_faint_values() -> None:
     faint, thick = figure.specs["plain"]["data"]
     assert faint["y"][700] == 1e3
     assert len(thick["y"]) == 1500 and max(thick["y"]) < 1
-    assert "median of 25 steps" in figure.note
+    assert "running median" in figure.note
 
 
 def test_memory_is_drawn_where_it_was_measured() -> None:

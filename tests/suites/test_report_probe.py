@@ -40,9 +40,9 @@ def test_the_ratio_curve_has_a_line_a_scope_with_the_random_control_among_them()
     ]
     by_name = {trace["name"]: trace for trace in data}
     assert by_name[SCOPES["batch"][0]]["x"] == pytest.approx([0, 12.5, 25, 50, 75, 100])
-    assert by_name[SCOPES["random"][0]]["x"] == pytest.approx([0, 14.5, 27, 52, 77, 100])  # aside, to be seen
+    assert by_name[SCOPES["random"][0]]["x"] == pytest.approx([0, 13.7, 26.2, 51.2, 76.2, 100])  # aside, to be seen
     assert by_name[SCOPES["random"][0]]["text"][3] == "quads-random"
-    assert by_name[SCOPES["token"][0]]["x"] == pytest.approx([0, 51, 100])
+    assert by_name[SCOPES["token"][0]]["x"] == pytest.approx([0, 50.6, 100])
 
 
 def test_ratio_curves_meet_at_naive_and_at_the_full_residual() -> None:
