@@ -19,6 +19,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from quads import dense_experts
+
 
 @dataclass(frozen=True)
 class Implementation:
@@ -30,9 +32,9 @@ class Implementation:
 
 AS_LOADED = Implementation()
 # On a GPU the two sides of a comparison run through different code, as a trainer and an engine do: fused attention over
-# a cache and an expert at a time here, plain attention over whole sequences and one grouped product there.
+# a cache and batched expert products here, plain attention over whole sequences and one grouped product there.
 TRAINER = Implementation("eager", "grouped_mm")
-ROLLOUT = Implementation("sdpa", "eager")
+ROLLOUT = Implementation("sdpa", dense_experts.NAME)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ def compute(name: str, device: torch.device) -> Iterator[None]:
 def implementation(model: nn.Module, chosen: Implementation) -> Iterator[None]:
     """Let `model` compute attention and experts as `chosen` says while the context is open."""
     config: Any = model.config
+    dense_experts.register()
     wanted = {"_attn_implementation": chosen.attention, "_experts_implementation": chosen.experts}
     saved = {name: getattr(config, name, None) for name, value in wanted.items() if value}
     for name in saved:
