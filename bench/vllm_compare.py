@@ -18,16 +18,20 @@ _SHOWN = (
 
 
 def run(case: str, out: Path, steps: int) -> dict[str, Any]:
-    """Train the arm; the mean of its records over the last half of the steps, and its held-out accuracy."""
-    from quads.compare import job
+    """Train the arm, without a report; the mean of its records over the last half of the steps, and its accuracy."""
+    from quads import recipes
+    from quads.compare import engines
+    from quads.compare.arm import Arm, Watch
     from quads.compare.config import CompareConfig
-    from quads.compare.records import Records
+    from quads.compare.policy import load_policy
+    from quads.compare.training import run_arm
 
     bf16: dict[str, Any] = {"dtype": "bfloat16", "compute": "bfloat16"}
-    config = CompareConfig(out=out, arms=(case,), steps=steps, engine="vllm", eval_every=steps, **bf16)
-    job.run(config)
-    records = [r for r in Records(out / "runs.jsonl").read() if r["arm"] == case]
-    evals = [r["eval/accuracy"] for r in Records(out / "evals.jsonl").read() if r["arm"] == case]
+    config = CompareConfig(out=out / case, arms=(case,), steps=steps, engine="vllm", eval_every=steps, **bf16)
+    engines.prepare(config.engine)
+    arm = Arm(config, recipes.load(case), 0)
+    run_arm(arm, load_policy(config, lambda step, loss: None), Watch(lambda step: None, print))
+    records, evals = (file.read() for file in arm.records())
     late = records[len(records) // 2 :]
     means = {name: sum(float(r[name]) for r in late) / len(late) for name in _SHOWN}
-    return {"steps": len(records), "accuracy": evals, **means}
+    return {"steps": len(records), "accuracy": [r["eval/accuracy"] for r in evals], **means}

@@ -21,7 +21,7 @@ from quads.sync import verify_sync
 _CHANGES: dict[str, dict[str, Any]] = {
     "quads-token": {"rac_scope": "token"},
     "quads-static": {"rac_scope": "static"},
-    "quads-random": {"rac_scope": "random"},
+    "quads-random": {"rac_scope": "random", "rac_refresh": 1000},  # else each refit draws anew
     "quads-all": {"rac_scope": "all", "rac_ratio": 1.0},
 }
 INVARIANT = "+invariant"  # in vLLM's batch-invariant mode

@@ -68,8 +68,9 @@ def run(case: str, layers: int, batches: list[int], repeats: int) -> dict[str, A
     started = time.perf_counter()
     llm = _start(ARMS[case], layers, batches)
     result: dict[str, Any] = {"start_s": round(time.perf_counter() - started, 1), "weights_gib": _weights_gib(llm)}
+    rates: dict[str, list[float]] = {}
     passes: dict[str, Callable[[], dict[str, Any]]] = {
-        "measure": lambda: measured(llm, batches, repeats),
+        "measure": lambda: measured(llm, batches, repeats, rates),
         "refit": lambda: refitted(llm, ARMS[case], layers),
         "profile": lambda: profiled(llm),
     }
@@ -117,19 +118,28 @@ def _start(arm: Arm, layers: int, batches: list[int]) -> Any:
         return engines.start(Path(folder), **options, **arm.options)
 
 
-def measured(llm: Any, batches: list[int], repeats: int) -> dict[str, Any]:
-    """Output tokens a second: equal requests of each batch size, and one mixed load; medians after one warm-up."""
-    rates: dict[str, float] = {}
+def measured(llm: Any, batches: list[int], repeats: int, rates: dict[str, list[float]]) -> dict[str, Any]:
+    """Output tokens a second: equal requests of each batch size, and one mixed load; medians after one warm-up.
+
+    `rates` keeps every repeat of every round: what a median of them hides.
+    """
     for batch in batches:
-        rates[str(batch)] = _rate(llm, *_equal(batch), repeats)
-        _say("SOME", {"tokens_per_s": rates})
-    rates["mixed"] = _rate(llm, *_mixed(), max(1, repeats - 1), warm=False)
-    _say("SOME", {"tokens_per_s": rates})
+        _keep(rates, str(batch), _rates(llm, *_equal(batch), repeats))
+    _keep(rates, "mixed", _rates(llm, *_mixed(), max(1, repeats - 1), warm=False))
     long = [row * 8 for row in _equal(_PREFILLED)[0]]
-    prompt_rate = round(_rate(llm, long, [1] * _PREFILLED, repeats) * len(long[0]), 1)
+    prompt_rate = statistics.median(_rates(llm, long, [1] * _PREFILLED, repeats)) * len(long[0])
     sequences = [row[:64] for row in _equal(16)[0]]
     dependence = engines.batch_dependence(llm, sequences)
-    return {"tokens_per_s": rates, "prefill_tokens_per_s": prompt_rate, "batch": dependence}
+    return {**_medians(rates), "prefill_tokens_per_s": round(prompt_rate, 1), "batch": dependence}
+
+
+def _keep(rates: dict[str, list[float]], load: str, new: list[float]) -> None:
+    rates.setdefault(load, []).extend(new)
+    _say("SOME", _medians(rates))
+
+
+def _medians(rates: dict[str, list[float]]) -> dict[str, Any]:
+    return {"tokens_per_s": {load: round(statistics.median(each), 1) for load, each in rates.items()}, "rates": rates}
 
 
 def _equal(batch: int) -> tuple[list[list[int]], list[int]]:
@@ -147,7 +157,7 @@ def _mixed() -> tuple[list[list[int]], list[int]]:
     return prompts, [generator.randint(128, 1024) for _ in range(_MIXED)]
 
 
-def _rate(llm: Any, prompts: list[list[int]], lengths: list[int], repeats: int, *, warm: bool = True) -> float:
+def _rates(llm: Any, prompts: list[list[int]], lengths: list[int], repeats: int, *, warm: bool = True) -> list[float]:
     from vllm import SamplingParams
 
     params = [SamplingParams(max_tokens=n, ignore_eos=True, detokenize=False, temperature=1.0) for n in lengths]
@@ -157,7 +167,7 @@ def _rate(llm: Any, prompts: list[list[int]], lengths: list[int], repeats: int, 
         started = time.perf_counter()
         llm.generate(requests, params, use_tqdm=False)
         seconds.append(time.perf_counter() - started)
-    return round(sum(lengths) / statistics.median(seconds[warm:]), 1)
+    return [round(sum(lengths) / each, 1) for each in seconds[warm:]]
 
 
 def refitted(llm: Any, arm: Arm, layers: int) -> dict[str, Any]:
@@ -207,7 +217,7 @@ def profiled(llm: Any) -> dict[str, Any]:
     activity = torch.profiler.ProfilerActivity
     started = time.perf_counter()
     with torch.profiler.profile(activities=[activity.CUDA if torch.cuda.is_available() else activity.CPU]) as profile:
-        _rate(llm, prompts, [steps] * _MIXED, 1, warm=False)
+        _rates(llm, prompts, [steps] * _MIXED, 1, warm=False)
     seconds = time.perf_counter() - started
     rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
     total = sum(row.self_device_time_total for row in rows) / 1e6
