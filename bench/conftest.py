@@ -40,7 +40,7 @@ def measured(benchmark: Any, monitor: Monitor, passed: dict[str, str]) -> Iterat
 
     def run(group: Group, case: Case) -> None:
         _operation_is_right(group, passed)
-        torch.manual_seed(measure.SEED)
+        torch.manual_seed(measure.seed_of(group))
         ready = case.ready(group.inputs())
         error = ready.check() if ready.check else None
         assert error is None or error <= 1, f"wrong result: {error} times the bound; not timed"

@@ -121,3 +121,17 @@ def test_a_case_throttled_only_in_a_row_keeps_the_reason_but_is_not_marked() -> 
     )
     found = during(rounds, in_a_row)
     assert (found.marked, found.throttle, found.power_w) == (None, ("power cap",), 699.0)
+
+
+def test_groups_draw_different_inputs_and_the_same_ones_again() -> None:
+    def drawn(m: int) -> torch.Tensor:
+        seen: list[torch.Tensor] = []
+        group = Group(
+            op="gemm", shape={"M": m}, device="cpu", cases=(case("ours", ready()),), seconds=0.0,
+            inputs=lambda: seen.append(torch.randn(4)),
+        )  # fmt: skip
+        list(measure(group, Monitor(), Ceilings(), "stamp"))
+        return seen[0]
+
+    assert torch.equal(drawn(1), drawn(1))
+    assert not torch.equal(drawn(1), drawn(2))

@@ -99,3 +99,20 @@ def test_l2_is_cleared_before_each_sample_and_graphs_replay_the_call() -> None:
     assert runner.sample(0) > 0
     assert torch.equal(x, before + 1)
     assert int(timing.flush_buffer().max()) == 0
+
+
+def test_results_of_calls_in_a_row_are_let_go_at_once() -> None:
+    alive: list[int] = []
+
+    class Kept:
+        def __init__(self) -> None:
+            alive.append(1)
+
+        def __del__(self) -> None:
+            alive.pop()
+
+    timing._repeat(lambda: (Kept(), most.append(len(alive))), 5)
+    assert max(most) == 1
+
+
+most: list[int] = []
