@@ -101,17 +101,18 @@ def _steps(title: str) -> Numbers:
 
 def _over_steps(curves: list[Numbers], key: str, look: Look, layout: Numbers) -> Spec | None:
     drawn = [curve for curve in curves if any(known(value) for value in curve.get(key) or ())]
-    lines = [trace for curve in drawn for trace in _line(curve, key, look)]
+    long = any(len(curve[key]) > LONG for curve in drawn)
+    lines = [trace for curve in drawn for trace in _line(curve, key, look, long)]
     return {"data": lines, "layout": layout} if lines else None
 
 
-def _line(curve: Numbers, key: str, look: Look) -> Iterator[Numbers]:
-    """The values; of a long run faintly, with their running median over them."""
+def _line(curve: Numbers, key: str, look: Look, long: bool) -> Iterator[Numbers]:
+    """The values; where a run of the figure is `long` faintly, with their running median over them."""
     arm, line, values = curve["arm"], look.line(curve["arm"]), curve[key]
-    if len(values) <= LONG:
+    if not long:
         yield look.trace(arm, x=curve["steps"], y=values, mode="lines", line=line)
         return
-    faintly = {"color": faint(line["color"], 0.3), "width": 1}
+    faintly = {"color": faint(line["color"], 0.22), "width": 1}
     yield look.trace(arm, x=curve["steps"], y=values, mode="lines", line=faintly, hoverinfo="skip")
     median = median_filter(np.array(values, dtype=np.float64), size=2 * (len(values) // 60) + 1, mode="nearest")
     yield look.trace(arm, x=curve["steps"], y=median.tolist(), mode="lines", line=line)
