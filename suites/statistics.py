@@ -26,6 +26,7 @@ from scipy.stats import t as student
 CONFIDENCE, POWER = 0.95, 0.8
 RESAMPLES = 2000
 _NOTHING = 1e-100  # a spread whose square is lost
+_ROUNDING = 1e-12  # share of the values' range below which a spread of means is rounding
 _UNITS = (64, 128)  # as few and as many buckets as units are averaged into before they are resampled
 
 Sample = Mapping[int, np.ndarray]
@@ -39,8 +40,8 @@ class UnpairedError(ValueError):
 class Interval:
     """A mean with its 95 % interval, standard error, degrees of freedom and number of groups (pairs).
 
-    low and high are NaN where one number says nothing of its spread. The interval of a single group is that of its
-    units: it says nothing about other groups.
+    low and high are NaN where the values say nothing of their mean's spread. The interval of a single group is that of
+    its units: it says nothing about other groups.
     """
 
     value: float
@@ -94,6 +95,8 @@ def interval(values: np.ndarray, *, binary: bool = False) -> Interval:
         return Interval(value=value, low=value, high=value, se=0.0, df=values.size - 1, pairs=pairs)
     values = _bucketed(values)
     se, df = _spread(values)
+    if math.isnan(df):
+        return Interval(value=value, pairs=pairs)
     means = _resampled_means(values)
     tail = (1 - CONFIDENCE) / 2
     stretch = student.isf(tail, df) / norm.isf(tail) * se / means.std(ddof=1)
@@ -124,9 +127,12 @@ def _spread(values: np.ndarray) -> tuple[float, float]:
     """Standard error of the mean of [groups, units] and its degrees of freedom.
 
     The variances of the group means and of the unit means add (noise of single cells counts twice: on the safe side).
+    NaN where cells differ but neither means do: then nothing is known.
     """
     means = [values.mean(axis=1 - axis) for axis in (0, 1) if values.shape[axis] > 1]
     parts = np.array([mean.var(ddof=1) / mean.size for mean in means])
+    if parts.sum() <= (_ROUNDING * np.ptp(values)) ** 2:
+        return math.nan, math.nan
     shares = parts / parts.sum()
     df = 1 / sum(share**2 / (mean.size - 1) for share, mean in zip(shares, means, strict=True))
     return float(np.sqrt(parts.sum())), float(df)

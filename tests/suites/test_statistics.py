@@ -126,6 +126,13 @@ def test_one_value_has_no_interval() -> None:
     assert found.value == 0.3 and np.isnan([found.low, found.high, found.mde]).all()
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("size", [1.0, 0.1, 1e6])
+def test_cells_that_differ_around_equal_means_have_no_interval(size: float) -> None:
+    found = interval(size * np.array([[1.0, -1.0], [-1.0, 1.0]]))
+    assert (found.value, found.pairs) == (0.0, 2) and np.isnan([found.low, found.high, found.mde]).all()
+
+
 def test_a_value_that_is_not_finite_is_refused() -> None:
     with pytest.raises(ValueError, match="1 of 2 values are not finite"):
         interval(np.array([[0.0, np.nan]]))

@@ -81,6 +81,21 @@ def test_one_seed_decides_nothing(tmp_path: Path) -> None:
     assert found.verdict == "undecided" and "One seed" in found.why
 
 
+@pytest.mark.parametrize("metric", ["outcome/accuracy", "outcome/reward_last", "run/gap_mean"])
+def test_two_seeds_decide_nothing_but_show_their_interval_and_three_decide(tmp_path: Path, metric: str) -> None:
+    direction = "lower" if metric == "run/gap_mean" else "higher"
+    two, three = (judged(tmp_path / str(seeds), _sure(seeds), metric=metric, direction=direction) for seeds in (2, 3))
+    assert two.verdict == "undecided" and "2 paired seeds say too little about others" in two.why
+    assert two.compared and decide(direction, 0.0, two.compared.interval) == "supported"
+    assert three.verdict == "supported"
+
+
+def _sure(seeds: int) -> dict[str, Made]:
+    """Arms whose difference even two seeds' interval shows."""
+    far = {"nvfp4": Made(gap=0.2, accuracy=0.1), "quads": Made(gap=1e-4, accuracy=0.95)}
+    return {name: replace(made, seeds=seeds) for name, made in {**ARMS, **far}.items()}
+
+
 def test_emulated_speed_decides_nothing(tmp_path: Path) -> None:
     found = judged(tmp_path, ARMS, metric="throughput/rollout_tokens_per_s", direction="equal", margin=1e9)
     assert found.verdict == "undecided" and "emulated" in found.why
