@@ -38,10 +38,14 @@ class Operand:
 
 
 class KernelProduct:
-    """One weight ([N, K] or [experts, N, K]) in the kernels' order, and the selector of its residual blocks."""
+    """One weight ([N, K] or [experts, N, K]) in the kernels' order, and the selector of its residual blocks.
 
-    def __init__(self, weight: PackedWeight, selector: BlockSelector) -> None:
-        self.selector, self.name, self.dtype = selector, weight.name, weight.dtype
+    whole: every row of a grouped product belongs to an expert here (no expert parallelism), so that nothing has to wait
+    for the GPU to say where the rows end.
+    """
+
+    def __init__(self, weight: PackedWeight, selector: BlockSelector, *, whole: bool = False) -> None:
+        self.selector, self.name, self.dtype, self.whole = selector, weight.name, weight.dtype, whole
         self._weight = weight
         self._prepared = gemm.prepare_weight(weight)
 
@@ -50,16 +54,17 @@ class KernelProduct:
             self.name, self._weight.packed[index], self._weight.scales[index], self._weight.outer[index].reshape(()),
             self.dtype,
         )  # fmt: skip
-        return KernelProduct(part, self.selector)
+        return KernelProduct(part, self.selector, whole=self.whole)
 
     def matmul(self, x: Tensor) -> Tensor:
-        whole = torch.tensor([x.shape[0]], dtype=torch.int32, device=x.device)
-        a, blocks = self.quantize(x, whole)
+        end = torch.full((1,), x.shape[0], dtype=torch.int32, device=x.device)
+        a, blocks = self.quantize(x, end)
         return gemm.gemm(a, self._prepared, blocks=blocks).to(x.dtype)
 
     def grouped_matmul(self, x: Tensor, ends: Tensor) -> Tensor:
         y = x.new_zeros(x.shape[0], self._prepared.n)
-        used = x[: int(ends[-1])]  # rows past the end belong to no expert here, and must not take part in a selection
+        # Rows past the end belong to no expert here, and must not take part in a selection.
+        used = x if self.whole else x[: int(ends[-1])]
         if used.shape[0]:
             a, blocks = self.quantize(used, ends)
             rows = torch.arange(used.shape[0], dtype=torch.int32, device=x.device)

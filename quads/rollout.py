@@ -100,7 +100,8 @@ def _product(packed: PackedWeight, recipe: Recipe, selector: BlockSelector) -> P
         from quads import kernel_product
 
         if not kernel_product.unavailable():
-            return kernel_product.KernelProduct(packed, selector)
+            parallel = torch.distributed.is_available() and torch.distributed.is_initialized()
+            return kernel_product.KernelProduct(packed, selector, whole=not parallel)
     return Nvfp4Product(packed.quantized, recipe, selector, packed.name)
 
 

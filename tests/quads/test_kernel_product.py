@@ -65,6 +65,15 @@ def test_grouped_products_agree_within_the_accumulation_bound(scope: str, ends: 
     assert not theirs[ends[-1] :].any()
 
 
+@pytest.mark.parametrize("scope", SCOPES)
+def test_a_product_of_all_rows_is_the_same_without_asking_where_they_end(scope: str) -> None:
+    _, kernel = pair(QUADS.replace(rac_scope=scope))
+    x, ends = activations(300).cuda(), torch.tensor([100, 200, 300], dtype=torch.int32).cuda()
+    expected = kernel.grouped_matmul(x, ends)
+    kernel.whole = True
+    assert torch.equal(kernel.grouped_matmul(x, ends), expected)
+
+
 @pytest.mark.parametrize("name", ["nvfp4", "quads", "w4a16", "fp8", "symmetric"])
 def test_a_model_rolls_out_on_the_gpu_as_on_the_cpu(name: str) -> None:
     recipe = recipes.named()[name]
