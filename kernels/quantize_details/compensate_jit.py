@@ -115,7 +115,7 @@ def scores_kernel(
             unit = tl.full((B,), 1.0, tl.float32) * score_unit(top, False)
             scale, first, second, score = codes_and_scores(l0, l1, h0, h1, g, unit, ELEMENT, False, NATIVE)
         store_block(packed, scales, row, block, columns, scale, first, second, inside)
-        total += score
+        total += tl.maximum(score, 0)  # negative only of NaN, which must not choose for the other rows
     tl.atomic_add(scores + tile.to(tl.int64) * blocks + block, total, mask=block < blocks)
 
 
@@ -123,9 +123,10 @@ def scores_kernel(
 def selection(scores, valid, count):
     """(selected, position): the `count` largest of scores >= 0 (int64 [B]), ties to the lower index.
 
-    position: rank of a selected block by index; of another block, `count` plus its rank among the others.
+    position: rank of a selected block by index; of another block, `count` plus its rank among the others. A score that
+    NaN made negative counts as 0, so that `count` blocks are always there: a list is an index into memory.
     """
-    key = tl.where(valid, scores, -1)
+    key = tl.where(valid, tl.maximum(scores, 0), -1)
     threshold = tl.zeros((1,), tl.int64)
     for bit in range(63):
         candidate = threshold | (tl.full((1,), 1 << 62, tl.int64) >> bit)

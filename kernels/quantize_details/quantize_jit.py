@@ -111,7 +111,7 @@ def quantize_kernel(
 
 @triton.jit
 def row_outer_kernel(x, outer, columns, stride, WIDTH: tl.constexpr, STEPS: tl.constexpr):
-    """outer [rows]: amax / 2688 of each row of x, 1 where amax is 0. One row a program."""
+    """outer [rows]: amax / 2688 of each row of x, 1 where amax is 0 (or Inf, of a row that nobody reads)."""
     row = tl.program_id(0)
     best = tl.zeros((WIDTH,), tl.float32)
     for step in range(STEPS):
@@ -119,7 +119,7 @@ def row_outer_kernel(x, outer, columns, stride, WIDTH: tl.constexpr, STEPS: tl.c
         value = tl.load(x + row.to(tl.int64) * stride + column, mask=column < columns, other=0.0)
         best = tl.maximum(best, tl.abs(value.to(tl.float32)))
     amax = tl.max(best, axis=0)
-    tl.store(outer + row, tl.where(amax > 0, tl.div_rn(amax, 2688.0), 1.0))
+    tl.store(outer + row, tl.where((amax > 0) & (amax < float("inf")), tl.div_rn(amax, 2688.0), 1.0))
 
 
 @triton.jit

@@ -96,6 +96,24 @@ def test_a_known_list_takes_given_outer_scales_or_finds_them_in_the_same_launch(
         assert torch.equal(getattr(known, field), getattr(given, field)), field
 
 
+@pytest.mark.parametrize("scope", ["batch", "tile", "token"])
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 3e38])
+def test_garbage_in_padding_rows_gives_valid_lists_and_leaves_the_other_rows_their_codes(
+    launch: Launch, garbage: float, scope: kernel.Scope
+) -> None:
+    """A CUDA graph pads a batch with whatever lay in memory; a list is an index into memory."""
+    x = uneven(6, 176, torch.bfloat16)
+    x[3], x[5, ::3] = garbage, garbage
+    got = launch(kernel.quantize_rac, x, 5, scope, granularity="token", tile_rows=4)
+    lists = got.blocks.reshape(-1, 5)
+    assert bool(((lists >= 0) & (lists < 11)).all())
+    assert bool((lists.diff(dim=1) > 0).all())
+    rows = [0, 1, 2, 4]
+    q = quantizers.quantize(x[rows], granularity="token")
+    assert torch.equal(got.packed[rows, :88], q.packed)
+    assert torch.equal(got.scales[rows, :11], q.scales)
+
+
 def test_equal_scores_go_to_the_lower_block(launch: Launch) -> None:
     x = uneven(4, 16, torch.bfloat16).repeat(1, 8)
     for scope in ("batch", "token"):
