@@ -68,7 +68,7 @@ def against_fp8(predicted: Sequence[Result]) -> ChosenFigure:
         title="Modelled rollout throughput against FP8",
         note=f"The grey line is the abstract's claim, about {PAPER - 1:.0%} over FP8 (chip, engine and batch not"
         " stated there; Blackwell and SGLang as summarised by third parties). Dotted: with the host's time as"
-        f" fitted on the {REFERENCE}.",
+        f" fitted on the {REFERENCE}. Where the errors (×) of an arm and of FP8 differ, their ratio is off by as much.",
         specs={key: _ratios(own) for key, own in _by_model(rows).items()},
         by=("chip", "model"),
     )
