@@ -115,7 +115,7 @@ def _timed(group: Group, checked: list[_Checked], monitor: Monitor, ceilings: Ce
         )
         against = _against(group, own, base) if base is not None and own is not base else None
         energy = watts * in_a_row if watts and in_a_row else None
-        yield _with_goal(replace(result, against=against, energy_j=energy), c.case.goal)
+        yield with_goal(replace(result, against=against, energy_j=energy), c.case.goal)
 
 
 def during(rounds: Conditions, in_a_row: Conditions) -> Conditions:
@@ -145,12 +145,17 @@ def _against(group: Group, own: list[float], base: list[float]) -> Against:
     return Against(case=group.name(first), implementation=first.implementation, ratio=ratio, low=low, high=high)
 
 
-def _with_goal(result: Result, goal: Goal | None) -> Result:
+def with_goal(result: Result, goal: Goal | None) -> Result:
+    """A ratio decides where both ends of its interval say the same."""
     if goal is None:
         return result
-    ratio = result.against.ratio if result.against else None
-    value = ratio if goal.of == "ratio" else result.share_of_copy
-    return replace(result, goal=goal.text, goal_met=None if value is None else goal.met(value))
+    values: tuple[float, ...] = ()
+    if goal.of == "ratio" and result.against:
+        values = (result.against.low, result.against.high)
+    elif goal.of == "share_of_copy" and result.share_of_copy is not None:
+        values = (result.share_of_copy,)
+    decided = {goal.met(value) for value in values}
+    return replace(result, goal=goal.text, goal_met=decided.pop() if len(decided) == 1 else None)
 
 
 def free() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.markup import escape
 
+from quads.bench.results import VERDICTS
 from quads.compare.records import Record
 
 
@@ -31,7 +32,7 @@ def _measured(record: Record) -> str:
         if record[key]:
             parts.append(f"{record[key]:.0%} {name}")
     if record["goal"]:
-        parts.append(escape(f"goal {record['goal']}: {'met' if record['goal_met'] else 'missed'}"))
+        parts.append(escape(f"goal {record['goal']}: {VERDICTS[record['goal_met']]}"))
     if record["conditions"]["marked"]:
         parts.append(record["conditions"]["marked"])
     return "  ".join(parts)

@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 
 from quads import page
 from quads.bench import figures, table
-from quads.bench.results import Result
+from quads.bench.results import VERDICTS, Result
 from quads.bench.specs import Value, chips, sources
 
 
 def goals(measured: Sequence[Result]) -> str:
-    rows = [
-        [one.case, one.goal, table.reached(one), "met" if one.goal_met else "missed"] for one in measured if one.goal
-    ]
+    rows = [[one.case, one.goal, table.reached(one), VERDICTS[one.goal_met]] for one in measured if one.goal]
     if not rows:
         return ""
     met = sum(row[3] == "met" for row in rows)

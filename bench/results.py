@@ -19,6 +19,7 @@ from quads.compare.records import SCHEMA, Record, Records, RecordsError, write_a
 FILE = "results.jsonl"
 LABELS = ("measured", "modelled")
 MOST_SAMPLES = 50
+VERDICTS = {True: "met", False: "missed", None: "not decided"}  # of `goal_met`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quads.bench.figures import label, shown, time_of
 from quads.bench.figures_rollout import speed
-from quads.bench.results import Result, ResultsFile
+from quads.bench.results import VERDICTS, Result, ResultsFile
 from quads.bench.rollout_model import PAPER
 from quads.bench.specs import REFERENCE, chips
 from quads.compare.records import Record
@@ -117,7 +117,7 @@ def served(results: Sequence[Result]) -> str:
 
 
 def _goal(one: Result) -> str:
-    return "" if not one.goal else f"{one.goal}: {'met' if one.goal_met else 'missed'}"
+    return "" if not one.goal else f"{one.goal}: {VERDICTS[one.goal_met]}"
 
 
 def _time(seconds: float) -> str:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from quads.bench.cases import Case, Goal, Group, Ready
-from quads.bench.measure import Ceilings, during, measure
+from quads.bench.measure import Ceilings, during, measure, with_goal
 from quads.bench.monitor import Monitor
-from quads.bench.results import Conditions, Result
+from quads.bench.results import Against, Conditions, Result
 
 
 def ready(call: Callable[[], Any] = lambda: None, **more: Any) -> Callable[[Any], Ready]:
@@ -135,3 +135,12 @@ def test_groups_draw_different_inputs_and_the_same_ones_again() -> None:
 
     assert torch.equal(drawn(1), drawn(1))
     assert not torch.equal(drawn(1), drawn(2))
+
+
+@pytest.mark.parametrize(
+    ("bound", "met"), [({"at_most": 5.0}, True), ({"at_most": 1.5}, False), ({"at_most": 3.0}, None)]
+)
+def test_a_goal_inside_the_interval_of_a_ratio_is_not_decided(bound: dict[str, float], met: bool | None) -> None:
+    against = Against(case="gemm/nvfp4/ours/M=1", implementation="ours", ratio=3.0, low=2.0, high=4.0)
+    result = Result(op="gemm", numerics="fp8", implementation="peer", shape={"M": 1}, seconds=1.0, against=against)
+    assert with_goal(result, Goal(text="goal", **bound)).goal_met is met
