@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from quads import provenance
 from quads.compare import job as comparison
 from quads.compare.config import differences
-from quads.compare.records import Records, RecordsError, write_json
+from quads.compare.records import Records, write_json
 from quads.suites.config import Suite, SuiteError
-from quads.suites.results import read_json, suite_from_dict
+from quads.suites.results import label_of, read_json, suite_from_dict
 
 SCHEMA = 1
 _DECIDES = ("name", "arms", "settings", "variants", "corrections", "probe")  # `seeds` may grow
 RECORDS = ("runs.jsonl", "evals.jsonl", "failures.jsonl")
 
 
-def claim(suite: Suite, out: Path) -> list[str]:
+def claim(suite: Suite, out: Path, *, trains: bool = True) -> list[str]:
     """Make `out` the folder of `suite`, every cell included; returns what was repaired, in one line each.
 
-    SuiteError, with the differing keys, where it holds another suite's results.
+    trains: whether this run will add training records. SuiteError, with the differing keys, where the folder holds
+    another suite's results, or where records of one GPU (or of a CPU) would join those of another.
     """
     if out.exists() and not out.is_dir():
         raise SuiteError(f"{out} is a file: name a folder")
@@ -36,12 +37,13 @@ def claim(suite: Suite, out: Path) -> list[str]:
         document["seeds"] = max(old["seeds"], suite.seeds)
     for cell in suite.cells(out):
         comparison.check_folder(cell.compare)
+    stamp = _stamp(suite, out, trains)
     out.mkdir(parents=True, exist_ok=True)
     noted = _repair(suite, out)
-    for cell in suite.cells(out):
+    for cell in suite.cells(out) if trains else ():
         comparison.claim(cell.compare)
     write_json(path, {"schema": SCHEMA, "identity": suite.identity, "suite": document, "manifest": manifest(out)})
-    write_json(out / "stamp.json", _stamp(out / "stamp.json", range(suite.seeds)))
+    write_json(out / "stamp.json", stamp)
     return noted
 
 
@@ -82,12 +84,25 @@ def _deciding(suite: dict[str, Any]) -> dict[str, Any]:
     return {key: {**suite, "variants": variants}[key] for key in _DECIDES}
 
 
-def _stamp(path: Path, seeds: range) -> dict[str, Any]:
-    stamp = provenance.stamp(seeds=tuple(seeds))
-    if path.exists():
-        try:
-            old = json.loads(path.read_text("utf-8"))
-        except ValueError as error:
-            raise RecordsError(f"{path} is not JSON: {error}") from None
-        stamp["earlier"] = [*old.pop("earlier", []), old]
-    return stamp
+def _stamp(suite: Suite, out: Path, trains: bool) -> dict[str, Any]:
+    """This run's stamp over `earlier` ones; a run that trains nothing leaves the one on top, which says what made it.
+
+    Its own is then kept under `later`. SuiteError where training records of another machine are there.
+    """
+    new, path = provenance.stamp(seeds=tuple(range(suite.seeds))), out / "stamp.json"
+    old = read_json(path) if path.exists() else {}
+    trained = _recorded(out / cell.name / name for cell in suite.cells(out) for name in RECORDS)
+    if trains and trained and label_of(new) != label_of(old):
+        raise SuiteError(
+            f"{out} holds training records {label_of(old)}, this machine's are {label_of(new)}: choose another --out"
+        )
+    if not old:
+        return new
+    earlier, later = old.pop("earlier", []), old.pop("later", [])
+    if not trains and (trained or _recorded([out / "probe.jsonl"])):
+        return {**old, "earlier": earlier, "later": [*later, new]}
+    return {**new, "earlier": [*earlier, old, *later]}
+
+
+def _recorded(paths: Iterable[Path]) -> bool:
+    return any(Records(path).read() for path in paths)

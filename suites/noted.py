@@ -16,6 +16,7 @@ def lines(results: Results, ends: tuple[Outcome, ...], last: dict[str, int], com
     yield from _behind(compared)
     yield from _failures(results)
     yield from _reward_errors(results)
+    yield from _probed_elsewhere(results)
 
 
 def _unfinished(results: Results, ends: tuple[Outcome, ...], last: dict[str, int]) -> Iterator[str]:
@@ -49,3 +50,9 @@ def _reward_errors(results: Results) -> Iterator[str]:
             count = sum(record.get("reward/errors", 0) for run in runs.values() for record in run.steps)
             if count:
                 yield f"{cell}: the reward of {arm} raised {int(count)} times; those samples scored 0"
+
+
+def _probed_elsewhere(results: Results) -> Iterator[str]:
+    draws = [record for arms in results.probe.values() for of in arms.values() for record in of.values()]
+    for label in sorted({record["label"] for record in (*draws, *results.layers)} - {results.label}):
+        yield f"records of the probe are {label}, where the rest is {results.label}"

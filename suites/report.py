@@ -56,7 +56,7 @@ def html(summary: Numbers, stamp: Numbers, suite: Numbers | None = None) -> str:
         summary=summary,
         cells=cells,
         about={cell: tables.about(cell, suite or {}) for cell in cells},
-        run=tables.run_line(summary),
+        run=tables.run_line(summary, suite or {}),
         words=words(),
         arms={arm: meaning(arm) for arm in arms},
         colors={
@@ -123,13 +123,13 @@ def _colors(look: Look, arms: list[str]) -> dict[str, str]:
 
 
 def _plain(stamp: Numbers) -> Numbers:
-    """The stamp for readers: without earlier ones, whose commands are listed, and what it does not know."""
-    return {key: value for key, value in stamp.items() if key != "earlier" and value is not None}
+    """The stamp for readers: without those of other runs, whose commands are listed, and what it does not know."""
+    return {key: value for key, value in stamp.items() if key not in ("earlier", "later") and value is not None}
 
 
 def _commands(stamp: Numbers) -> list[str]:
     """Every command that wrote into the folder, oldest first, each once."""
-    every = [*stamp.get("earlier", []), stamp]
+    every = [*stamp.get("earlier", []), stamp, *stamp.get("later", [])]
     return list(dict.fromkeys(entry["command"] for entry in every if entry.get("command")))
 
 

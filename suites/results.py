@@ -81,9 +81,14 @@ class Results:
 
     @property
     def label(self) -> str:
-        """What the numbers are: measured on a GPU, or emulated on a CPU."""
-        gpu = self.stamp.get("gpu")
-        return f"measured ({gpu['name']})" if gpu else "emulated (CPU)"
+        """What the numbers are, by the machine that trained: measured on a GPU, or emulated on a CPU."""
+        return label_of(self.stamp)
+
+
+def label_of(stamp: dict[str, Any]) -> str:
+    """What a run with this stamp gives."""
+    gpu = stamp.get("gpu")
+    return f"measured ({gpu['name']})" if gpu else "emulated (CPU)"
 
 
 def load(out: Path) -> Results:

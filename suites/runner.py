@@ -65,10 +65,13 @@ def run(suite: Suite, out: Path, options: Options | None = None, console: Consol
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # many small processes: the fork server's children inherit it
     wanted = jobs.jobs(suite, out, options.arms, options.seeds, options.report_to)
     _check(wanted)
-    for line in folder.claim(suite, out):
+    left = [job for job in wanted if not job.finished()]
+    for line in folder.claim(suite, out, trains=bool(left)):
         console.print(line)
+    outcome = Outcome(len(wanted) - len(left), len(wanted))
     try:
-        outcome = _train(suite, wanted, options, console, deadline)
+        if left:
+            _train(suite, left, outcome, options, console, deadline)
     except BaseException:
         folder.seal(suite, out)
         console.print(f"stopped; finished steps are in {out}: the same command goes on from there")
@@ -98,11 +101,10 @@ def finish(suite: Suite, out: Path, console: Console) -> dict[str, Any]:
     return written
 
 
-def _train(suite: Suite, wanted: list[Job], options: Options, console: Console, deadline: float) -> Outcome:
-    left = [job for job in wanted if not job.finished()]
-    outcome = Outcome(len(wanted) - len(left), len(wanted))
-    if not left:
-        return outcome
+def _train(
+    suite: Suite, left: list[Job], outcome: Outcome, options: Options, console: Console, deadline: float
+) -> None:
+    """Run the jobs that are left, and say in `outcome` how they ended."""
     workers = min(options.workers or pool.default_workers(), len(left))
     until = (
         deadline - _AFTERWARDS * options.budget if suite.probe and options.probe and deadline < math.inf else deadline
@@ -115,7 +117,6 @@ def _train(suite: Suite, wanted: list[Job], options: Options, console: Console, 
     outcome.finished += len(ended.done)
     outcome.failed, outcome.seconds_a_step = ended.failed, status.seconds_a_step
     console.print(status.line())
-    return outcome
 
 
 @dataclass(frozen=True)
