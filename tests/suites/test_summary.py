@@ -82,7 +82,7 @@ def test_the_probe_and_its_layers_are_averaged_over_draws(tmp_path: Path) -> Non
         gaps = rng.lognormal(-5, 0.3, size=64)
         layer = {"schema": 1, "kind": "layer", "policy": "start", "outliers": "", "draw": draw, "layer": 1}
         append(out / "probe.jsonl", [probe_record("nvfp4", draw, gaps), probe_record("quads", draw, gaps / 2)])
-        append(out / "probe.jsonl", [{**layer, "weights": 1.0 + draw, "activations": 2.0}])
+        append(out / "probe.jsonl", [{**layer, "weights": 1.0 + draw, "activations": 2.0, "label": "emulated (CPU)"}])
     document = written(out)
     assert document["layers"] == [
         {"policy": "start", "outliers": "", "layer": 1, "draws": 3, "weights": 2.0, "activations": 2.0}
