@@ -146,6 +146,9 @@ def _accuracy(curves: list[Numbers], look: Look) -> Spec | None:
 
 def _ends(rows: list[Numbers], curves: list[Numbers], look: Look) -> Spec | None:
     starts = {curve["arm"]: _first(curve["accuracy"]) for curve in curves}
+    steps: dict[str, int] = dict.fromkeys([row["arm"] for row in rows], 0)
+    steps |= {curve["arm"]: max(curve["accuracy"]["steps"], default=0) for curve in curves}
+    labels = {arm: f"{arm}, step {step}" if len({*steps.values()}) > 1 else arm for arm, step in steps.items()}
     untrained = {curve["arm"] for curve in curves if list(curve["accuracy"]["steps"]) == [0]}
     data = []
     for row in rows:
@@ -163,11 +166,12 @@ def _ends(rows: list[Numbers], curves: list[Numbers], look: Look) -> Spec | None
                 text = f"{arm}, {kind}: {interval(point)}"
                 data.append(
                     look.trace(
-                        arm, x=[point["value"]], y=[arm], mode="markers", marker=marker, text=[text], hoverinfo="text",
+                        arm, x=[point["value"]], y=[labels[arm]], mode="markers", marker=marker, text=[text],
+                        hoverinfo="text",
                         **({"error_x": bars} if bars else {}),
                     )
                 )  # fmt: skip
-    layout = _lying([row["arm"] for row in rows], "share solved")
+    layout = _lying([labels[row["arm"]] for row in rows], "share solved")
     return {"data": data, "layout": layout} if data else None
 
 

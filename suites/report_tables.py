@@ -224,11 +224,14 @@ _RUN = {
 }
 
 
-def run_line(summary: Numbers) -> str:
-    """The settings that a reader needs first, in words; those that the suite leaves alone are quads.compare's own."""
+def run_line(summary: Numbers, suite: Numbers) -> str:
+    """The settings of every cell that a reader needs first, in words; what a suite leaves alone is quads.compare's."""
     defaults = {field.name: field.default for field in fields(CompareConfig)}
     settings = {**defaults, **summary["settings"]}
-    return ", ".join(words.format(settings[key]) for key, words in _RUN.items() if settings.get(key))
+    varied = {key for variant in suite.get("variants", []) for key in variant["settings"]}
+    return ", ".join(
+        words.format(settings[key]) for key, words in _RUN.items() if settings.get(key) and key not in varied
+    )
 
 
 def is_text(cell: str) -> bool:

@@ -87,6 +87,7 @@ def test_what_sets_a_cell_apart_and_what_was_expected_of_it_stand_beside_its_fig
     assert "plain : Expected: every arm learns." in page
     assert "stress+tis : lr = 0.0003; corrections: tis." in page
     assert "Settings of every cell: task chain_sum, start model ci, 60 steps, 64 prompts a step" in page
+    assert "learning rate" not in page.partition("Settings of every cell")[2].partition("Held-out")[0]  # a variant's
 
 
 def test_a_verdict_stands_beside_its_interval_detectable_difference_pairs_and_reason(page: str) -> None:

@@ -57,6 +57,15 @@ def test_accuracy_before_and_after_stand_on_the_arms_row_with_the_interval() -> 
     assert "bf16, before training: 0.480 (0.460–0.500)" in traces[2]["text"]
 
 
+def test_arms_that_were_last_evaluated_at_different_steps_say_at_which() -> None:
+    summary = made_suite(cells=("plain",), arms=("bf16", "quads"))
+    points = summary["curves"][0]["accuracy"]
+    summary["curves"][0]["accuracy"] = {key: values[:3] for key, values in points.items()}
+    spec = drawn(summary)["accuracy-end"].specs["plain"]
+    assert spec["layout"]["yaxis"]["categoryarray"] == ["quads, step 60", "bf16, step 20"]
+    assert {trace["y"][0] for trace in spec["data"]} == {"quads, step 60", "bf16, step 20"}
+
+
 def test_an_arm_that_was_evaluated_at_its_start_alone_has_no_accuracy_after_training() -> None:
     summary = made_suite(cells=("plain",), arms=("bf16",))
     points = summary["curves"][0]["accuracy"]
