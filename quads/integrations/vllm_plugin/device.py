@@ -125,11 +125,16 @@ def experts(
     elsewhere: bool = False,
     calibrate: bool = False,
     invariant: bool = False,
+    padding: Tensor | None = None,
 ) -> Tensor:
     """A routed SwiGLU layer. elsewhere: some ids are negative, experts of other ranks, and give nothing.
 
-    invariant: a row's bits are those it has alone, where its selection is its own or everybody's.
+    invariant: a row's bits are those it has alone, where its selection is its own or everybody's. padding: bool [M],
+    rows that are no tokens: they go to no expert and take no part in a shared selection.
     """
+    if padding is not None:
+        elsewhere = True
+        x, topk_ids = (rows.masked_fill(padding.unsqueeze(1), fill) for rows, fill in ((x, 0), (topk_ids, -1)))
 
     def quantize_h(h: Tensor) -> tuple[Quantized, Tensor | None]:
         # Rows of experts on other ranks are never written: they must not decide a shared selection.

@@ -20,6 +20,7 @@ from quads.integrations.vllm_plugin.product import (
     LayerProduct,
     expert_rows,
     may_calibrate,
+    padding_rows,
     plain_grouped_matmul,
     register_layer,
 )
@@ -159,6 +160,8 @@ class QuadsMoEMethod(_Experts):
         k13, k2 = (layer._parameters[name].shape[-1] for name in (W13, W2))
         rows = (self.products[W13].activations(k13, x.device), self.products[W2].activations(k2, x.device))
         how: Any = {"calibrate": may_calibrate(), "invariant": envs.VLLM_BATCH_INVARIANT}
+        if self.recipe.rac_ratio > 0 and self.recipe.rac_scope == "batch":
+            how["padding"] = padding_rows(x.shape[0])
         elsewhere = layer.expert_map is not None
         return device.experts(x, topk_weights, ids, prepared, rows, elsewhere=elsewhere, **how)
 

@@ -117,6 +117,16 @@ def real_run() -> bool:
     return is_forward_context_available() and get_forward_context().attn_metadata is not None
 
 
+def padding_rows(rows: int) -> Tensor | None:
+    """bool [rows], True where a CUDA graph pads the batch (their KV slot is -1); None where the engine does not say.
+
+    The slots lie in a buffer that vLLM writes before each step, so a captured graph sees those of its replay.
+    """
+    slots = get_forward_context().slot_mapping if is_forward_context_available() else None
+    first = next(iter(slots.values()), None) if isinstance(slots, dict) else None
+    return None if first is None or first.shape[0] < rows else first[:rows] < 0
+
+
 def may_calibrate() -> bool:
     """Whether a static selection may be taken from this call: real tokens, and not while a CUDA graph is captured."""
     return real_run() and not torch.cuda.is_current_stream_capturing()
