@@ -59,9 +59,12 @@ def load_policy(config: CompareConfig, progress: Progress) -> Policy:
     """The policy that `config` starts from; trains a character start where `fresh` asks for it or no file is there.
 
     Under `fresh` the file is kept in the output folder, so that a resumed run does not train it again. CompareError
-    where the start cannot be had, cannot be stressed, or has no router that `r3` could replay.
+    where the start cannot be had, cannot be stressed, has learnt from held-out problems, or has no router that `r3`
+    could replay.
     """
     task = Task(config.task, short=config.character, held_out=config.held_out, problems=config.problems)
+    if config.character:
+        _check_held_out(config, task)
     model, tokenizer, source = _character(config, progress) if config.character else _text(config)
     if config.outliers:
         try:
@@ -73,13 +76,20 @@ def load_policy(config: CompareConfig, progress: Progress) -> Policy:
     return Policy(model.to("cuda") if torch.cuda.is_available() else model, tokenizer, task, source)
 
 
-def _character(config: CompareConfig, progress: Progress) -> tuple[Any, Any, str]:
-    wanted = start.named(config.start, config.task)
-    if config.held_out > wanted.held_out:
+def _check_held_out(config: CompareConfig, task: Task) -> None:
+    """CompareError where accuracy would be measured on problems that the character start may have learnt from."""
+    left_alone = start.named(config.start, config.task).held_out
+    if config.held_out > left_alone:
         raise CompareError(
             f"compare field 'held_out' is {config.held_out}: the start has learnt from problems past the first"
-            f" {wanted.held_out}"
+            f" {left_alone}"
         )
+    if task.file is not None:
+        task.file.check_held_out(Task(config.task, short=True, held_out=left_alone).held_out_prompts)
+
+
+def _character(config: CompareConfig, progress: Progress) -> tuple[Any, Any, str]:
+    wanted = start.named(config.start, config.task)
     path = start.find(wanted)
     if config.fresh or path is None:
         folder = config.out if config.fresh else start.cache_folder()

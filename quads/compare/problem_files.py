@@ -35,6 +35,15 @@ class ProblemFile:
             raise CompareError(f"problems file {self.path} has no {split} problems of seed {seed}: export them too")
         return self.by_split[split, seed]
 
+    def check_held_out(self, left_alone: set[str]) -> None:
+        """CompareError unless all held-out prompts are among those that the start's imitation left alone."""
+        prompts = [prompt for prompt, _ in self.rows("held_out", 0) if prompt not in left_alone]
+        if prompts:
+            raise CompareError(
+                f"problems file {self.path} holds out {prompts[0]!r} ({len(prompts)} in all), which the start may have"
+                " learnt from: export the file with this reasoning-gym, or start from a model that reads text"
+            )
+
 
 def write(path: Path, task: str, rows: Iterable[Row]) -> int:
     """Write rows whole or not at all; returns how many."""

@@ -65,6 +65,11 @@ class Task:
             f"compare field 'held_out' is {self.held_out_count}: {self.name} has only {len(seen)} questions"
         )
 
+    @property
+    def held_out_prompts(self) -> set[str]:
+        """What `held_out` asks."""
+        return {problem.prompt for problem in self.held_out}
+
     def train(self, seed: int) -> Iterator[Problem]:
         """Endless training problems of `seed`, none of them held out."""
         return self._apart(TRAIN + seed)
@@ -88,7 +93,7 @@ class Task:
         return problem_files.write(path, self.name, rows)
 
     def _apart(self, stream: int) -> Iterator[Problem]:
-        held_out = {problem.prompt for problem in self.held_out}
+        held_out = self.held_out_prompts
         return (problem for problem in self._stream(stream) if problem.prompt not in held_out)
 
     def _stream(self, stream: int) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from quads.compare import job
+from quads.compare import job, problem_files
 from quads.compare.arm import Arm, Watch
 from quads.compare.checkpoint import load_state
 from quads.compare.config import CompareError
@@ -171,6 +171,19 @@ def test_more_held_out_problems_than_the_start_left_alone_are_refused(tmp_path: 
         CompareError, match="'held_out' is 4097: the start has learnt from problems past the first 4096"
     ):
         load_policy(config(tmp_path, held_out=4097), lambda step, loss: None)
+
+
+def test_a_problem_file_that_holds_out_what_the_start_has_imitated_is_refused(tmp_path: Path) -> None:
+    task, path = Task("chain_sum", short=True, held_out=16), tmp_path / "p.jsonl"
+    task.export(path, (0,), 8)
+    load_policy(config(tmp_path, held_out=16, problems=str(path)), lambda step, loss: None)
+    imitated = next(Task("chain_sum", short=True, held_out=4096).start())
+    rows = [("held_out", 0, p.prompt, p.entry) for p in (*task.held_out, imitated)]
+    problem_files.write(path, "chain_sum", rows)
+    with pytest.raises(
+        CompareError, match=r"p\.jsonl holds out '.*' \(1 in all\), which the start may have learnt from"
+    ):
+        load_policy(config(tmp_path, held_out=16, problems=str(path)), lambda step, loss: None)
 
 
 def test_outliers_that_a_start_has_no_room_for_are_refused(tmp_path: Path) -> None:
