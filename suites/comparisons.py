@@ -8,11 +8,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from quads import recipes
 from quads.recipes import Recipe
 from quads.suites import metrics
-from quads.suites.config import CONTROLS, Hypothesis
-from quads.suites.results import Results, meet, name_of
+from quads.suites.config import Hypothesis
+from quads.suites.results import Results, meet, name_of, recipe_of
 from quads.suites.statistics import Interval, Sample, UnpairedError, difference
 
 T = TypeVar("T")
@@ -91,11 +90,11 @@ def shown(results: Results) -> Iterator[Pair]:
 
 def controls(arm: str, arms: list[str]) -> list[str]:
     """The arms that differ from `arm` in nothing but a random choice of channels."""
-    if arm in CONTROLS:
+    recipe = recipe_of(arm)
+    if recipe is None:
         return []
-    recipe = recipes.load(arm)
-    random = {other: recipes.load(other) for other in arms if other not in CONTROLS and other != arm}
-    return [name for name, other in random.items() if other.rac_scope == "random" and _alike(recipe, other)]
+    others = {name: other for name in arms if name != arm and (other := recipe_of(name))}
+    return [name for name, other in others.items() if other.rac_scope == "random" and _alike(recipe, other)]
 
 
 def _alike(a: Recipe, b: Recipe) -> bool:

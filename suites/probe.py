@@ -7,8 +7,8 @@ compared with its references: one record of OUT/probe.jsonl each. Two controls g
 precision in another implementation (the floor under every gap), and `w16a4`, activations quantised alone. The start
 policy is also attributed layer by layer: each term in one decoder layer, BF16 elsewhere, on the first draw.
 
-Records that are there are kept, a half-written one is dropped, and records of another checkpoint or other tokens are
-measured again. On CPU two runs write equal bytes.
+Records that are there are kept, a half-written one is dropped, and records of another checkpoint, other tokens or
+another recipe of the same name are measured again. On CPU two runs write equal bytes.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from quads import recipes
 from quads.attribution.batch import TokenBatch
 from quads.compare.config import digest
 from quads.compare.records import Record, Records
@@ -31,6 +32,7 @@ from quads.suites.probe_measure import Tokens, arm_records, layer_record
 from quads.suites.probe_numerics import REFERENCES, comparison
 from quads.suites.probe_policies import START, Checkpoint, UntrainedError
 from quads.suites.probe_scoring import SCORERS
+from quads.suites.results import name_of
 
 OnProgress = Callable[[int, int, str], None]  # records there, records wanted, one line
 
@@ -79,6 +81,21 @@ def arms(probe: Probe) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*CONTROLS, *probe.arms)))
 
 
+def recipes_of(probe: Probe) -> dict[str, tuple[str | None, ...]]:
+    """Arm -> what its records may say of its recipe: the digest, "" for a control. The first is what new ones say.
+
+    Records were once written without it, and under a recipe file's path: then only a shipped name says what it was.
+    """
+    found: dict[str, tuple[str | None, ...]] = {}
+    for arm in arms(probe):
+        recipe = "" if arm in CONTROLS else digest(recipes.load(arm).to_dict())
+        if arm.endswith(".toml"):
+            found |= {arm: (), name_of(arm): (recipe,)}
+        else:
+            found[arm] = (recipe, None)
+    return found
+
+
 class _Run:
     """What one call of `run` has and still wants."""
 
@@ -88,6 +105,7 @@ class _Run:
         self.records, self.scorer = Records(out / "probe.jsonl"), SCORERS[probe.scoring]
         self.tokens: dict[str, list[TokenBatch]] = {}
         self.identities: dict[str, str] = {}
+        self.recipes = recipes_of(probe)
         self.wanted: set[Key] = set()
         self.have: set[Key] = set()
         self.failed: list[str] = []
@@ -103,7 +121,7 @@ class _Run:
         return loaded
 
     def claim(self, checkpoints: list[Checkpoint]) -> None:
-        """Say what is wanted and see what is there; records of other checkpoints or tokens are dropped."""
+        """Say what is wanted and see what is there; records of other checkpoints, tokens or recipes are dropped."""
         for c in checkpoints:
             path = self.out / f"probe-tokens-{c.name}.safetensors"
             self.tokens[c.name] = probe_tokens.fixed_tokens(c, self.probe, path, self.device)
@@ -118,10 +136,12 @@ class _Run:
             raise SuiteError(f"{where} holds records {other[0]}, this is {self.label}: choose another --out")
         stale, half = self.records.keep(self._current)
         if stale or half:
-            self._tell(f"dropped {stale} records of other checkpoints or tokens, {int(half)} half-written")
+            self._tell(f"dropped {stale} records of other checkpoints, tokens or recipes, {int(half)} half-written")
 
     def _current(self, record: Record) -> bool:
-        return record["identity"] == self.identities.get(record["policy"], record["identity"])
+        recipe = record.get("recipe")
+        identity, known = record["identity"], self.recipes.get(record.get("arm", ""), (recipe,))
+        return identity == self.identities.get(record["policy"], identity) and recipe in known
 
     def measure(self, checkpoint: Checkpoint) -> None:
         """Every record of one policy that is not there yet."""
@@ -139,7 +159,7 @@ class _Run:
 
     def _measure_arms(self, tokens: Tokens, where: Record) -> None:
         for arm in arms(self.probe):
-            tag = {**where, "arm": arm}
+            tag = {**where, "arm": name_of(arm)}
             pairs = {
                 reference: pair
                 for reference in self.probe.references
@@ -161,7 +181,8 @@ class _Run:
         name = " ".join(f"{key} {value}" for key, value in tag.items() if value != "")
         try:
             for record in measured():
-                extra = {"identity": self.identities[tag["policy"]], "label": self.label}
+                extra: Record = {"identity": self.identities[tag["policy"]], "label": self.label}
+                extra |= {"recipe": self.recipes[tag["arm"]][0]} if "arm" in tag else {}
                 self.records.append({**record, **extra})
                 self.have.add(_key(record))
         except Exception as error:  # one arm's fault must not cost a machine's whole time
@@ -190,7 +211,7 @@ def _keys(checkpoint: Checkpoint, probe: Probe) -> Iterator[Key]:
         where = {"policy": checkpoint.name, "outliers": outliers}
         for arm, reference, draw in product(arms(probe), probe.references, range(probe.draws)):
             if comparison(arm, reference):
-                yield _key({**where, "arm": arm, "reference": reference, "draw": draw})
+                yield _key({**where, "arm": name_of(arm), "reference": reference, "draw": draw})
         attributed = probe.layers and checkpoint.name == START
         for layer in probe_numerics.layers(checkpoint.model) if attributed else ():
             yield _key({**where, "kind": "layer", "draw": 0, "layer": layer})
@@ -202,6 +223,9 @@ def _key(record: Record) -> Key:
 
 
 def _check(probe: Probe) -> None:
+    names = [name_of(arm) for arm in arms(probe)]
+    if len(set(names)) < len(names):
+        raise SuiteError(f"probe arms name one recipe twice: {', '.join(names)}")
     for reference in probe.references:
         if reference not in REFERENCES:
             raise SuiteError(f"probe reference '{reference}' is not one of {', '.join(REFERENCES)}")

@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from quads import recipes
 from quads.page_choices import ChosenFigure, Spec
-from quads.suites.config import CONTROLS
 from quads.suites.report_axes import errors, log_axis, with_axis
 from quads.suites.report_numbers import interval, known
 from quads.suites.report_style import SCOPES, TERMS, Look, colors
+from quads.suites.results import recipe_of
 
 Numbers = dict[str, Any]
 REFERENCES = {
@@ -76,7 +75,9 @@ def ratio_rows(rows: list[Numbers], reference: str) -> dict[str, dict[float, Num
     curves: dict[str, dict[float, Numbers]] = defaultdict(dict)
     ends: dict[float, Numbers] = {}
     for row in rows:
-        recipe = recipes.named()["bf16"] if row["arm"] in CONTROLS else recipes.load(row["arm"])
+        recipe = recipe_of(row["arm"])
+        if recipe is None:
+            continue
         plain = (recipe.weight_block, recipe.block_rule, recipe.activation_outer) == ("1x16", "six", "token")
         qat = (recipe.train_weights, recipe.train_activations) == ("nvfp4", "bf16")
         if recipe.rollout_activations != "nvfp4" or not plain or (reference == "trainer" and not qat):

@@ -12,6 +12,7 @@ from typing import Any
 
 from quads import recipes
 from quads.compare.records import Record, Records, RecordsError
+from quads.recipes import Recipe, RecipeError
 from quads.suites.config import CONTROLS, Hypothesis, Probe, Suite, Variant
 
 FURTHEST = 0.5  # a run that has not reached this share of what others reached is left out of a comparison
@@ -151,6 +152,14 @@ def _nothing_solved(like: Record, step: int) -> Record:
 def name_of(arm: str) -> str:
     """The name that an arm's records carry: a recipe file's stem, else the arm as written."""
     return arm if arm in CONTROLS else recipes.load(arm).name
+
+
+def recipe_of(name: str) -> Recipe | None:
+    """The recipe that the arm of a record names; None for a control, and for a recipe file's stem."""
+    try:
+        return None if name in CONTROLS else recipes.load(name)
+    except RecipeError:
+        return None
 
 
 def places(policy: str, outliers: str, reference: str) -> str:

@@ -1,5 +1,6 @@
 """The probe measures what is missing, once, and equal bytes come out however often it was interrupted."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,9 +11,10 @@ import torch
 from quads import recipes
 from quads.compare import policy as policies
 from quads.compare.checkpoint import save_state
-from quads.compare.records import Record, Records
-from quads.suites import probe, probe_measure, probe_numerics
-from quads.suites.config import SuiteError
+from quads.compare.records import Record, Records, write_json
+from quads.suites import probe, probe_measure, probe_numerics, summary
+from quads.suites.config import Hypothesis, SuiteError
+from quads.suites.report_probe import ratio_rows
 from tests.suites.probing import run, suite
 
 
@@ -50,7 +52,7 @@ def test_a_killed_run_goes_on_to_equal_bytes(finished: Path, tmp_path: Path) -> 
     told: list[str] = []
     run(tmp_path, suite(), on_progress=lambda done, total, text: told.append(text))
     assert (tmp_path / "probe.jsonl").read_bytes() == whole
-    assert told[0] == "dropped 0 records of other checkpoints or tokens, 1 half-written"
+    assert told[0] == "dropped 0 records of other checkpoints, tokens or recipes, 1 half-written"
 
 
 def test_a_finished_probe_measures_nothing_again(finished: Path) -> None:
@@ -137,8 +139,59 @@ def test_a_trained_variant_is_a_policy(tmp_path: Path) -> None:
     save_state(path, loaded, optimizer, 2, "x")
     told: list[str] = []
     run(tmp_path, one, on_progress=lambda done, total, text: told.append(text))
-    assert told[0] == "dropped 5 records of other checkpoints or tokens, 0 half-written"
+    assert told[0] == "dropped 5 records of other checkpoints, tokens or recipes, 0 half-written"
     assert gaps(tmp_path, "bf16") != before and {r["policy"] for r in records(tmp_path)} == {"plain"}
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """A recipe file: half of the residual on random channels."""
+    path = tmp_path / "own.toml"
+    path.write_text(recipes.load("quads-random").replace(name="own").to_toml())
+    return path
+
+
+def test_an_edited_recipe_file_is_measured_again_and_nothing_else(tmp_path: Path, own: Path) -> None:
+    one = suite(arms=["nvfp4", str(own)], draws=1, sequences=4, layers=False)
+    run(tmp_path, one)
+    before = gaps(tmp_path, "w4")
+    own.write_text(recipes.load("quads-full").replace(name="own").to_toml())
+    told: list[str] = []
+    run(tmp_path, one, on_progress=lambda done, total, text: told.append(text))
+    after = gaps(tmp_path, "w4")
+    assert told[0] == "dropped 2 records of other checkpoints, tokens or recipes, 0 half-written"
+    assert after.pop("own") < before.pop("own") and after == before
+
+
+def test_records_of_before_recipes_were_kept_stand_for_shipped_recipes_alone(tmp_path: Path, own: Path) -> None:
+    one = suite(arms=["nvfp4", str(own)], draws=1, sequences=4)
+    run(tmp_path, one)
+    there = [{k: v for k, v in record.items() if k != "recipe"} for record in records(tmp_path)]
+    old = [{**record, "arm": str(own)} if record.get("arm") == "own" else record for record in there]
+    (tmp_path / "probe.jsonl").write_text("".join(json.dumps(record) + "\n" for record in old))
+    run(tmp_path, one)
+    found = [record for record in records(tmp_path) if "recipe" in record]
+    assert {record["arm"] for record in found} == {"own"} and str(own) not in gaps(tmp_path, "w4")
+    assert {record["arm"] for record in records(tmp_path) if record.get("arm")} == {*probe.arms(one.probe)[:3], "own"}  # type: ignore[arg-type]
+
+
+def test_an_arm_in_a_recipe_file_meets_its_records(tmp_path: Path, own: Path) -> None:
+    wanted = {"metric": "probe/gap_mean", "arm": str(own), "against": "nvfp4", "where": "start/w4"}
+    claimed = {**wanted, "id": "h", "claim": "c", "direction": "lower"}
+    one = suite(arms=["nvfp4", "quads", str(own)], sequences=4, layers=False)
+    one = dataclasses.replace(one, arms=(), hypotheses=(Hypothesis(**claimed),))
+    run(tmp_path, one)
+    write_json(tmp_path / "suite.json", {"suite": one.to_dict()})
+    document = summary.write(tmp_path)
+    assert document["hypotheses"][0]["pairs"] == 2 and "own" in {row["arm"] for row in document["probe"]}
+    assert list(ratio_rows(document["probe"], "w4")) == ["batch"]  # a figure over ratios leaves it out
+
+
+def test_two_arms_of_one_name_are_refused(tmp_path: Path, own: Path) -> None:
+    shadow = own.rename(own.with_name("nvfp4.toml"))
+    shadow.write_text(recipes.load("quads").replace(name="nvfp4").to_toml())
+    with pytest.raises(SuiteError, match="probe arms name one recipe twice: engine, w16a4, nvfp4, nvfp4"):
+        run(tmp_path, suite(arms=["nvfp4", str(shadow)]))
 
 
 def test_a_policy_that_is_not_trained_yet_is_named_and_the_start_is_measured(tmp_path: Path) -> None:
