@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import plotly.graph_objects as go
-import plotly.io
 
+from quads import page
 from quads.attribution.variants import ACTIVATIONS, BOTH, ENGINE, WEIGHTS
 
 COLORS = {
@@ -27,7 +27,7 @@ Document = dict[str, Any]
 
 
 def sections(document: Document) -> Iterator[str]:
-    """Headed figures as HTML fragments; the first carries plotly.js."""
+    """Headed figures as markup of a `quads.page.page`."""
     plans = [
         ("What each RAC ratio leaves of the gap to a QAT trainer", _ratio_figure(document)),
         ("Output error by decoder layer", _layer_figure(document)),
@@ -40,10 +40,7 @@ def sections(document: Document) -> Iterator[str]:
     if document["experts"]:
         plans.append(("Activation error by expert", _expert_figure(document)))
     for index, (title, figure) in enumerate(plans):
-        part = plotly.io.to_html(
-            figure, full_html=False, include_plotlyjs=index == 0, config={"displayModeBar": False, "responsive": True}
-        )
-        yield f"<h2>{title}</h2>{part}"
+        yield page.plot((f"figure-{index}", title, "", figure.to_json()))
 
 
 def _figure(traces: list[Any], x: str, y: str, **layout: Any) -> go.Figure:

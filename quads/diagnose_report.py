@@ -12,36 +12,29 @@ from rich.console import Console
 from rich.table import Table
 
 from quads import diagnose_figures as figures
+from quads import page
 from quads.attribution.variants import REFERENCE, WEIGHTS
 
 Document = dict[str, Any]
 RANKED = 10
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1d232b; --dim: #5a6572; --paper: #ffffff; --rule: #d5dae0; --card: #f4f6f8; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e3e7ec; --dim: #9aa5b1; --paper: #14181d; --rule: #333b45; --card: #1c2229; } }
-body { background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 1100px;
-  margin: 0 auto; padding: 24px 16px 60px; }
-h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 19px; margin: 34px 0 6px; }
-p.dim, figcaption, td.dim { color: var(--dim); } .advice { background: var(--card); padding: 12px 16px;
-  border-left: 4px solid #2a9d6f; }
-.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 3px 10px; border-bottom: 1px solid var(--rule); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { color: var(--dim); font-weight: 600; }
-pre { background: var(--card); padding: 10px; overflow-x: auto; font-size: 12px; }
+.advice { background: var(--band); color: var(--ink); padding: 12px 16px; border-left: 4px solid #2a9d6f; }
+table { width: auto; } th, td { white-space: nowrap; } th:first-child, td:first-child { text-align: left; }
+th { color: var(--dim); font-weight: 600; }
+pre { background: var(--band); padding: 10px; overflow-x: auto; font-size: 12px; }
 """
 
 
 def write_html(document: Document, stamp: dict[str, Any]) -> str:
-    """The report as one HTML page with plotly.js inlined once; `document` is what diagnose.json holds."""
+    """The report as one HTML page with plotly.js packed into it once; `document` is what diagnose.json holds."""
     blocks = [
         f"<h1>quads diagnose: {html.escape(document['model'])}</h1>",
-        f'<p class="dim">{html.escape(_subtitle(document))}</p>',
-        *(f'<p class="dim">Note: {html.escape(note)}.</p>' for note in document["notes"]),
+        f"<p>{html.escape(_subtitle(document))}</p>",
+        *(f"<p>Note: {html.escape(note)}.</p>" for note in document["notes"]),
         f'<p class="advice">{html.escape(document["advice"])}</p>',
         "<h2>Gap of token log-probabilities</h2>",
-        '<p class="dim">Mean |log p difference| of the same next token, teacher-forced: against the BF16 reference, and'
+        "<p>Mean |log p difference| of the same next token, teacher-forced: against the BF16 reference, and"
         " against Q(W) in BF16, which is what a QAT trainer computes. Interval: 95 % bootstrap over prompts of the"
         " mean. p50 to k3 are against BF16; k3 is a KL estimate for recorded rollouts only, elsewhere a distance. Layer"
         " error: ||Y - XW|| / ||XW||, mean over weights, each with the reference's own inputs.</p>",
@@ -54,8 +47,7 @@ def write_html(document: Document, stamp: dict[str, Any]) -> str:
         blocks += ["<h2>Layers that move log-probabilities most, alone</h2>", _table(*_layer_table(document))]
         blocks += ["<h2>The worst layers kept in BF16</h2>", _table(*_kept_table(document))]
     blocks += ["<h2>Stamp</h2>", f"<pre>{html.escape(json.dumps(stamp, indent=1, default=str))}</pre>"]
-    head = f'<meta charset="utf-8"><title>quads diagnose</title><style>{_STYLE}</style>'
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(blocks)}</body></html>'
+    return page.page(f"quads diagnose: {document['model']}", "".join(blocks), style=_STYLE)
 
 
 def print_tables(document: Document, console: Console) -> None:
@@ -87,7 +79,7 @@ def _subtitle(document: Document) -> str:
 def _table(header: list[str], rows: Iterable[list[str]]) -> str:
     head = "".join(f"<th>{html.escape(name)}</th>" for name in header)
     body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return page.wide(f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>", f"Table by {header[0]}")
 
 
 def _gap_table(document: Document) -> tuple[list[str], list[list[str]]]:

@@ -9,15 +9,17 @@ const plots = new Map();     // element id -> { specs: choices joined by "|" -> 
 const choices = {};          // selector name -> its value
 const unticked = new Set();  // series (legendgroup of their traces) that are not shown
 let width = null;            // of every plot; null: as wide as its element
+let ready = false;           // plotly.js is unpacked: figures can be drawn
 
 function draw(id, spec) { drawChosen(id, { "": spec }, []); }
 
 function drawChosen(id, specs, by) {
   plots.set(id, { specs, by });
-  if (document.readyState !== "loading") paint(id);
+  paint(id);
 }
 
 function paint(id) {
+  if (!ready) return;
   const { specs, by } = plots.get(id), element = document.getElementById(id);
   const spec = specs[by.map(name => choices[name]).join("|")];
   if (!spec) Plotly.purge(element);
@@ -27,6 +29,19 @@ function paint(id) {
   const data = spec.data.map(trace => (unticked.has(trace.legendgroup) ? { ...trace, visible: false } : trace));
   element.style.height = spec.layout.height ? `${spec.layout.height}px` : "";
   Plotly.react(element, data, themed(spec.layout), { responsive: true, displayModeBar: false });
+}
+
+// Runs the plotly.js that the page carries gzipped; rejects where that is broken.
+async function unpack() {
+  const bytes = Uint8Array.from(atob(document.getElementById("plotly").textContent), sign => sign.charCodeAt(0));
+  const script = document.createElement("script");
+  script.text = await new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  document.head.append(script);
+}
+
+function undrawn(element) {
+  element.classList.add("none");
+  element.textContent = "This browser is too old to unpack the figures (it lacks DecompressionStream).";
 }
 
 function themed(layout) {
@@ -76,8 +91,11 @@ addEventListener("change", ({ target }) => {
   if (target.dataset.series) tick(target.dataset.series, target.checked);
 });
 // Only now has every figure the width that it keeps.
-addEventListener("DOMContentLoaded", () => {
+addEventListener("DOMContentLoaded", async () => {
   Object.entries(choices).forEach(([name, value]) => set(name, value));
+  if (!window.DecompressionStream) return document.querySelectorAll(".plot").forEach(undrawn);
+  await unpack();
+  ready = true;
   paintAll();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);

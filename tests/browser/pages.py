@@ -33,9 +33,10 @@ def chromium() -> Iterator[Any]:
 
 
 def opened(browser: Any, path: Path, *, scheme: str = "light", width: int = DESKTOP) -> Any:
-    """A page that shows the file."""
+    """A page that shows the file, its figures drawn, unless something failed."""
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page.goto(path.as_uri())
+    page.wait_for_function("ready || scriptErrors.length")
     return page
 
 

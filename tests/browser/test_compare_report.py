@@ -21,8 +21,9 @@ CHROMIUM = next(
 )
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (apt-get install chromium); not found")
 
-# What the page looks like from inside, written into its DOM once everything has run.
-_PROBE = """<script>addEventListener("load", () => setTimeout(() => {
+# What the page looks like from inside, written into its DOM once its figures are drawn, or something failed.
+_PROBE = """<script>addEventListener("load", function look() {
+  if (!ready && !scriptErrors.length) return setTimeout(look, 50);
   const plots = [...document.querySelectorAll(".plot")].map(plot => ({
     id: plot.id, width: plot.clientWidth,
     marks: plot.querySelectorAll(".scatterlayer .trace, .barlayer .point").length,
@@ -35,7 +36,7 @@ _PROBE = """<script>addEventListener("load", () => setTimeout(() => {
   document.body.insertAdjacentHTML("beforeend", "<pre id=probe></pre>");
   const paper = getComputedStyle(document.body).backgroundColor;
   document.getElementById("probe").textContent = JSON.stringify({ plots, wide, paper, errors: window.scriptErrors });
-}, 500))</script>"""
+})</script>"""
 
 
 def _look(tmp_path: Path, *, dark: bool, break_with: str = "") -> dict:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +148,41 @@ def test_a_figure_that_does_not_draw_is_noticed(browser: Any, path: Path, tmp_pa
     broken = tmp_path / "broken.html"
     broken.write_text(path.read_text().replace('drawChosen("reward"', 'void ("reward"'))
     assert drawn(opened(browser, broken))["reward"]["layers"] == 0
+
+
+@pytest.mark.parametrize(
+    "breaking",
+    [
+        lambda packed: packed[: len(packed) // 8 * 4],  # cut short
+        lambda packed: packed[:4000] + "?" + packed[4001:],  # no base64
+        lambda packed: base64.b64encode(gzip.compress(b"const other = 1")).decode(),  # whole, but not plotly.js
+    ],
+)
+def test_broken_plotly_is_noticed(browser: Any, path: Path, tmp_path: Path, breaking: Callable[[str], str]) -> None:
+    broken = tmp_path / "broken.html"
+    broken.write_text(re.sub(r'(?<=id="plotly">)[^<]+', lambda found: breaking(found.group()), path.read_text()))
+    page = opened(browser, broken)
+    assert errors(page)
+    assert not any(plot["layers"] for plot in drawn(page).values())
+
+
+def test_a_browser_that_cannot_unpack_says_so_and_keeps_the_rest(browser: Any, path: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old.html"
+    old.write_text(path.read_text().replace("<head>", "<head><script>delete window.DecompressionStream</script>"))
+    page = browser.new_page()
+    page.goto(old.as_uri())
+    page.evaluate("[choose('cell', 'stress'), tick('nvfp4', false), onPaper(true)]")
+    assert page.evaluate("[...document.querySelectorAll('.plot')].every(p => p.textContent.startsWith('This browser'))")
+    assert page.evaluate("choices.cell") == "stress"
+    assert errors(page) == []
+
+
+def test_what_a_reader_does_before_plotly_is_there_is_kept(browser: Any, path: Path, tmp_path: Path) -> None:
+    early = tmp_path / "early.html"
+    hasty = "<script>choose('cell', 'stress'); tick('nvfp4', false); onPaper(true); onPaper(false)</script>"
+    early.write_text(path.read_text().replace("</body>", f"{hasty}</body>"))
+    page = opened(browser, early)
+    assert page.evaluate("choices.cell") == "stress"
+    assert page.evaluate("document.getElementById('reward').data.find(t => t.legendgroup === 'nvfp4').visible") is False
+    assert {plot["layers"] for plot in drawn(page).values()} == {1}
+    assert errors(page) == []
