@@ -66,16 +66,14 @@ def _doubt(hypothesis: Hypothesis, results: Results, learned: Learned, interval:
         return "The rollout's numerics were emulated: their speed says nothing about FP4 hardware."
     if hypothesis.metric.startswith("probe/"):
         return ""
-    if interval.pairs < LEAST_SEEDS:
-        seeds = "One seed says" if interval.pairs == 1 else f"{interval.pairs} paired seeds say"
-        return f"{seeds} too little about others: a verdict needs at least {LEAST_SEEDS}."
-    if not hypothesis.metric.startswith(_TRAINED):
-        return ""
-    for cell in hypothesis.places:
+    for cell in hypothesis.places if hypothesis.metric.startswith(_TRAINED) else ():
         if learned.get(cell) is None:
             return f"Nothing shows that BF16 learns in {cell}: it was not evaluated at its start and later."
         if not learned[cell]:
             return f"BF16 did not learn in {cell}, so no arm's outcome there says anything about its numerics."
+    if interval.pairs < LEAST_SEEDS:
+        seeds = "One seed says" if interval.pairs == 1 else f"{interval.pairs} paired seeds say"
+        return f"{seeds} too little about others: a verdict needs at least {LEAST_SEEDS}."
     return ""
 
 
