@@ -78,7 +78,7 @@ class FakeQuantizedWeight(nn.Module):
     def forward(self, stored: Tensor) -> Tensor:
         site, recipe = self.site, self.recipe
         master = site.k_last(site.merge(stored))
-        value = qdq.fake_quantize(master, recipe, qdq.outer_scale(site, recipe))
+        value = qdq.fake_quantize(master, recipe, qdq.outer_scale(site, recipe, stored.dtype))
         if recipe.train_activations == "bf16" and recipe.backward == "dequantized":
             return site.k_last(value)
         return OperandWeight.wrap(site.k_last(value), TrainerProduct(recipe, master, value), k_last=not site.transposed)

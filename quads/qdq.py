@@ -37,13 +37,14 @@ def weight_dialect(recipe: Recipe) -> Dialect:
 
 
 @torch.no_grad()
-def outer_scale(site: Site, recipe: Recipe) -> Tensor:
+def outer_scale(site: Site, recipe: Recipe, dtype: torch.dtype | None = None) -> Tensor:
     """Outer scale (float32, [] or [experts, 1, 1]) of a weight, from the amax of itself and its partners.
 
-    g = amax / (6 * 448), or amax / (6 * 256) under four-over-six; 1 where amax is 0.
+    g = amax / (6 * 448), or amax / (6 * 256) under four-over-six; 1 where amax is 0. `dtype`: what the weight is
+    quantised in, `site.dtype` where None. Rounding is monotone: amax rounded is the amax of the rounded weight.
     """
     amax = torch.stack([_amax(partner.weight) for partner in site.partners or (site,)]).amax(dim=0)
-    return outer_from_amax(amax, recipe)
+    return outer_from_amax(amax.to(dtype or site.dtype).float(), recipe)
 
 
 def outer_from_amax(amax: Tensor, recipe: Recipe) -> Tensor:
@@ -71,7 +72,7 @@ def whole(tensor: Tensor) -> Tensor:
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
     """One weight as a rollout stores it, K last: packed uint8 [..., N, K/2], scales uint8 (E4M3) [..., N, K/16],
-    outer float32 [] or [experts, 1, 1]; `dtype` is the master's."""
+    outer float32 [] or [experts, 1, 1]; `dtype` is the master's, as the forward sees it."""
 
     name: str
     packed: Tensor

@@ -15,9 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from quads.emulation.quantizers import BLOCK
+from quads.precision import param_dtypes
 from quads.recipes import Recipe, RecipeError
 
 EXPERT_TENSORS = ("gate_up_proj", "up_proj", "down_proj")
@@ -34,6 +37,7 @@ class Site:
     transposed: bool = False  # stored [experts, K, N] instead of [experts, N, K]
     adapter: nn.Module | None = None  # the peft LoRA layer around `module`, merged before quantisation
     partners: tuple[Site, ...] = ()  # the shards, itself included, that share its outer scale
+    param_dtype: torch.dtype | None = None  # what FSDP2 gathers the shards of its parameter in, if not in their own
 
     @property
     def parameter(self) -> Tensor:
@@ -44,9 +48,25 @@ class Site:
         return getattr(self.module, self.attribute)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which the forward sees the parameter: sharded by FSDP2, that of its mixed precision policy.
+
+        Known for FSDP2 only, from the model that `find_sites` was given. Whatever else casts a parameter on its way
+        into the forward (FSDP1, DDP's mixed precision, an FSDP2 unit around the model that was given) is not seen.
+        Autocast casts Q(W), not the parameter.
+        """
+        stored = self.parameter
+        return self.param_dtype or stored.dtype if isinstance(stored, DTensor) else stored.dtype
+
+    @property
+    def stored(self) -> Tensor:
+        """The parameter as the forward sees it, still sharded where it is."""
+        return self.parameter.to(self.dtype)
+
+    @property
     def weight(self) -> Tensor:
-        """The master weight, adapters merged, with K last: [N, K] or [experts, N, K]."""
-        return self.k_last(self.merge(self.parameter))
+        """The master weight as the forward sees it, adapters merged, with K last: [N, K] or [experts, N, K]."""
+        return self.k_last(self.merge(self.stored))
 
     def k_last(self, stored: Tensor) -> Tensor:
         """`stored` with K last; its own inverse."""
@@ -58,6 +78,8 @@ class Site:
             return parameter
         layer: Any = self.adapter
         deltas = [layer.get_delta_weight(name) for name in layer.active_adapters if name in layer.lora_A]
+        whole = not isinstance(parameter, DTensor)  # a gathered parameter takes gathered deltas
+        deltas = [delta.full_tensor() if whole and isinstance(delta, DTensor) else delta for delta in deltas]
         return parameter + sum(delta.to(parameter.dtype) for delta in deltas)
 
 
@@ -86,6 +108,8 @@ def find_sites(model: nn.Module, recipe: Recipe) -> list[Site]:
             f"recipe field 'modules' {list(recipe.modules)} selects no linear layer of {type(model).__name__};"
             f" it has {len(names)}, for example {shown}"
         )
+    dtypes = dict(param_dtypes(model))
+    chosen = [replace(site, param_dtype=dtypes.get(site.module)) for site in chosen]
     for site in chosen:
         _check(model, site)
     return [replace(site, partners=_partners(site, chosen)) for site in chosen]
@@ -110,12 +134,18 @@ def _without_adapter(name: str) -> str:
 
 
 def _check(model: nn.Module, site: Site) -> None:
-    k = site.weight.shape[-1]
+    k = site.k_last(site.parameter).shape[-1]
     if k % BLOCK:
         raise RecipeError(f"recipe selects {site.name}, whose K = {k} is not a multiple of {BLOCK}")
     embedding = getattr(model, "get_input_embeddings", lambda: None)()
     if embedding is not None and getattr(embedding, "weight", None) is site.parameter:
         raise RecipeError(f"recipe selects {site.name}, which is tied to the input embeddings: exclude it")
+    adapted = [] if site.adapter is None else [p for p in site.adapter.parameters() if isinstance(p, DTensor)]
+    if site.param_dtype is not None and any(p.dtype != site.param_dtype for p in adapted):
+        raise RecipeError(
+            f"recipe selects {site.name}, whose LoRA adapter FSDP2 casts to {site.param_dtype}: what the forward merges"
+            " is not known outside it; keep adapter and weight in that dtype"
+        )
 
 
 def _partners(site: Site, chosen: list[Site]) -> tuple[Site, ...]:
@@ -123,5 +153,8 @@ def _partners(site: Site, chosen: list[Site]) -> tuple[Site, ...]:
     for family in FUSED_BY_ENGINES:
         if leaf in family and site.attribute == "weight":
             names = {f"{parent}.{member}" for member in family}
-            return tuple(other for other in chosen if other.name in names)
+            partners = tuple(other for other in chosen if other.name in names)
+            if len(dtypes := {str(other.dtype) for other in partners}) > 1:
+                raise RecipeError(f"{site.name} shares its outer scale with weights of another dtype: {sorted(dtypes)}")
+            return partners
     return (site,)

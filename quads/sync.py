@@ -27,8 +27,9 @@ class SyncError(ValueError):
 def export_weights(
     model: nn.Module, recipe: Recipe, into: Mapping[str, PackedWeight] | None = None
 ) -> Iterator[PackedWeight]:
-    """Quantise the master weights that `recipe` selects, one at a time, in module order.
+    """Quantise the master weights that `recipe` selects, one at a time, in module order, as the forward sees them.
 
+    Under FSDP2's mixed precision they are first rounded to its `param_dtype`; `Site.dtype` says what casts are unknown.
     Never more than one weight is held beside the model. `into` (an earlier export, say what CUDA graphs captured) is
     written in place instead. Every weight is looked at before the first is handed over: RecipeError where the recipe
     has no NVFP4 weights, ValueError naming a weight with NaN or Inf, and then nothing was written.
@@ -56,6 +57,7 @@ def _refuse_nonfinite(sites: list[Site], outers: list[Tensor]) -> None:
 def verify_sync(trainer: nn.Module, recipe: Recipe, rollout: Iterable[PackedWeight]) -> int:
     """Check every weight of `rollout` (an export, or what an engine holds) against what `trainer` computes with.
 
+    `trainer`: the module that FSDP2 wrapped outermost; what it computes with is known as far as `Site.dtype` is.
     Returns the number of weights compared. SyncError on the first differing element, a missing or an extra weight.
     """
     sites = {site.name: site for site in find_sites(trainer, recipe)}
@@ -78,7 +80,7 @@ def trainer_weight(site: Site, recipe: Recipe) -> Tensor:
     if parametrizations is not None and site.attribute in parametrizations:
         quantizer = parametrizations[site.attribute][0]
         if isinstance(quantizer, FakeQuantizedWeight):
-            return qdq.whole(site.k_last(getattr(site.module, site.attribute).as_subclass(Tensor)))
+            return site.k_last(quantizer(qdq.whole(site.stored)).as_subclass(Tensor))
     return qdq.fake_quantize(qdq.whole(site.weight), recipe, qdq.outer_scale(site, recipe))
 
 

@@ -126,6 +126,13 @@ def test_shards_that_engines_fuse_share_one_outer_scale() -> None:
     assert {float(s) for s in scales.values()} == {float(torch.tensor(9.0) / 2688)}
 
 
+def test_shards_that_share_an_outer_scale_have_one_dtype() -> None:
+    model = tiny_model("llama")
+    model.model.layers[1].self_attn.k_proj.bfloat16()
+    with pytest.raises(RecipeError, match=r"layers\.1\.self_attn\.q_proj shares its outer scale .*bfloat16.*float32"):
+        find_sites(model, QUADS.replace(modules=(r"_proj$",)))
+
+
 def test_a_bf16_trainer_is_left_alone() -> None:
     model = tiny_model()
     assert prepare_qat(model, recipes.named()["nvfp4"]) == []
