@@ -83,7 +83,12 @@ def report(
     elif out is not None:
         from quads.suites import results, runner
 
-        runner.finish(results.load(out).suite, out, console)
+        found = results.load(out)
+        if found.empty:
+            raise ValueError(
+                f"{out} holds no records (CELL/runs.jsonl, probe.jsonl, or these as .gz): nothing to report"
+            )
+        runner.finish(found.suite, out, console)
     else:
         raise ValueError("name a result folder, or --compare OLD NEW")
 

@@ -9,9 +9,9 @@ import io
 from pathlib import Path
 from typing import Any
 
-from quads.compare.records import Record, Records, write_atomically
+from quads.compare.records import Record, write_atomically
 from quads.errors import CannotRunHereError
-from quads.suites.results import read_json, suite_from_dict
+from quads.suites.results import read_json, records, suite_from_dict
 
 CELL = "cell"  # the column that says which comparison a record is of
 
@@ -24,14 +24,14 @@ def write(out: Path) -> list[Path]:
     document = read_json(out / "suite.json")
     cells = [cell.name for cell in suite_from_dict(document.get("suite", document)).cells(out)]
     tables = {name: _of_cells(out, cells, name) for name in ("runs", "evals", "failures")}
-    probe = Records(out / "probe.jsonl").read()
+    probe = records(out / "probe.jsonl")
     tables["probe"] = [record for record in probe if record.get("kind", "probe") == "probe"]
     tables["layers"] = [record for record in probe if record.get("kind") == "layer"]
-    return [_write(out / f"{name}.parquet", records) for name, records in tables.items() if records]
+    return [_write(out / f"{name}.parquet", table) for name, table in tables.items() if table]
 
 
 def _of_cells(out: Path, cells: list[str], name: str) -> list[Record]:
-    return [{CELL: cell, **record} for cell in cells for record in Records(out / cell / f"{name}.jsonl").read()]
+    return [{CELL: cell, **record} for cell in cells for record in records(out / cell / f"{name}.jsonl")]
 
 
 def _write(path: Path, records: list[Record]) -> Path:

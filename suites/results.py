@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
+import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quads import recipes
-from quads.compare.records import Record, Records, RecordsError
+from quads.compare.records import Record, Records, RecordsError, parse
 from quads.recipes import Recipe, RecipeError
 from quads.suites.config import CONTROLS, Hypothesis, Probe, Suite, Variant
 
@@ -79,6 +81,11 @@ class Results:
     probe: dict[str, dict[str, dict[int, Record]]] = field(default_factory=dict)
     layers: tuple[Record, ...] = ()
     noted: tuple[str, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was trained, evaluated or probed yet."""
+        return not (any(self.cells.values()) or self.probe or self.layers)
 
     @property
     def label(self) -> str:
@@ -195,7 +202,18 @@ def _records(path: Path, noted: list[str]) -> list[Record]:
     """Whole records of a file that may not be there; a half-written last line is left out and noted."""
     if path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n"):
         noted.append(f"{path.parent.name}/{path.name} ends in a half-written record: left out")
-    return Records(path).read()
+    return records(path)
+
+
+def records(path: Path) -> list[Record]:
+    """Records of a JSONL file, or of PATH.gz, as published folders keep it; none where neither is."""
+    packed = path.with_name(f"{path.name}.gz")
+    if path.exists() or not packed.exists():
+        return Records(path).read()
+    try:
+        return parse(packed, gzip.decompress(packed.read_bytes()))
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordsError(f"{packed} is no whole gzip file: {error}") from None
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -47,8 +47,7 @@ class Records:
         """Every whole record; a half-written last line is not one. RecordsError for a broken line before it."""
         if not self.path.exists():
             return []
-        lines = self.path.read_bytes().split(b"\n")[:-1]
-        return [_parse(self.path, number, line) for number, line in enumerate(lines, 1)]
+        return parse(self.path, self.path.read_bytes())
 
     def keep(self, wanted: Callable[[Record], bool]) -> tuple[int, bool]:
         """Drop the records that `wanted` refuses; returns how many, and whether a half-written line went too."""
@@ -70,6 +69,11 @@ class Records:
                 return False
         os.truncate(self.path, self.path.read_bytes().rfind(b"\n") + 1)
         return True
+
+
+def parse(path: Path, content: bytes) -> list[Record]:
+    """The whole records of the `content` of `path`. RecordsError for a broken line."""
+    return [_parse(path, number, line) for number, line in enumerate(content.split(b"\n")[:-1], 1)]
 
 
 def write_json(path: Path, document: Any) -> None:

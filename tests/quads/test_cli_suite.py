@@ -14,6 +14,7 @@ from quads import cli, cli_suite
 from quads.errors import CannotRunHereError
 from quads.suites import runner
 from quads.suites.runner import Options, Outcome
+from tests.suites import made_results
 from tests.suites.running import suite
 
 
@@ -111,6 +112,19 @@ def test_bad_input_is_refused_before_anything_is_written(
 def test_report_wants_a_folder_that_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _quads("report", monkeypatch=monkeypatch) == 2
     assert _quads("report", str(tmp_path), monkeypatch=monkeypatch) == 2
+
+
+def test_report_leaves_the_summary_of_a_folder_without_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = made_results.write(tmp_path)
+    assert _quads("report", str(out), monkeypatch=monkeypatch) == 0
+    before = (out / "summary.json").read_bytes()
+    for path in out.glob("plain/*.jsonl"):
+        path.unlink()
+    assert _quads("report", str(out), monkeypatch=monkeypatch) == 2
+    assert "holds no records" in " ".join(capsys.readouterr().err.split())
+    assert (out / "summary.json").read_bytes() == before
 
 
 def test_problems_are_exported_for_every_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

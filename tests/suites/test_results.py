@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_a_suite_that_has_only_begun_is_read_as_empty(tmp_path: Path) -> None:
     out = write(tmp_path, ARMS)
     for path in out.glob("plain/*.jsonl"):
         path.unlink()
-    assert results.load(out).cells == {"plain": {}}
+    assert results.load(out).cells == {"plain": {}} and results.load(out).empty
 
 
 def test_a_folder_without_a_suite_says_so(tmp_path: Path) -> None:
@@ -99,3 +100,17 @@ def test_probe_records_stand_at_their_place(tmp_path: Path) -> None:
     append(out / "probe.jsonl", [*records, {"schema": 1, "kind": "layer", "layer": 0}])
     found = results.load(out)
     assert set(found.probe) == {"start/w4", "start/8x16/w4"} and len(found.layers) == 1
+
+
+def test_published_records_are_read_where_they_are_packed(tmp_path: Path) -> None:
+    out = write(tmp_path, ARMS)
+    append(out / "probe.jsonl", [probe_record("quads", 0, np.ones(2))])
+    whole = results.load(out)
+    for path in (*out.glob("plain/*.jsonl"), out / "probe.jsonl"):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    packed = results.load(out)
+    assert (packed.cells, packed.probe) == (whole.cells, whole.probe) and not packed.empty
+    (out / "plain" / "runs.jsonl.gz").write_bytes((out / "plain" / "runs.jsonl.gz").read_bytes()[:-20])
+    with pytest.raises(RecordsError, match=r"runs\.jsonl\.gz is no whole gzip file"):
+        results.load(out)
