@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quads.suites import export, summary
+from quads.suites import config, export, summary
 from tests.suites import made_results
 
 REAL = Path(__file__).parent / "data" / "real"
+PUBLISHED = sorted((Path(__file__).parents[2] / "docs" / "results").glob("h200-*/suite.json"))
 
 
 def records(name: str) -> list[dict[str, Any]]:
@@ -73,3 +74,17 @@ def test_made_records_have_no_field_that_real_ones_lack() -> None:
     for made, real in pairs:
         assert set(made) <= set(real)
         assert {key: type(made[key]) for key in made} == {key: type(real[key]) for key in made}
+
+
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.parent.name)
+def test_a_published_summary_is_what_its_records_give_under_the_present_rules(path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(path.parent, out)
+    (out / "summary.json").unlink()
+    summary.write(out)
+    made, published = (json.loads((folder / "summary.json").read_text()) for folder in (out, path.parent))
+    assert made["label"] == published["label"] == "measured (NVIDIA H200)"
+    for new, old in zip(made["hypotheses"], published["hypotheses"], strict=True):
+        assert {**new, "why": ""} == pytest.approx({**old, "why": ""}, abs=1e-6), new["id"]
+    verdicts = ", ".join(f"{[h['verdict'] for h in made['hypotheses']].count(v)} {v}" for v in config.VERDICTS)
+    assert verdicts in (path.parent / "README.md").read_text()
