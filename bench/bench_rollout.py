@@ -27,6 +27,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     from quads import recipes
     from quads.bench import vllm_checkpoint, vllm_engines
     from quads.integrations.vllm import register
+    from quads.integrations.vllm_plugin import colocate
 
     os.environ.update(vllm_engines.ENVIRONMENT)
     register()
@@ -37,7 +38,7 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     (tmp_path / "config.json").write_text(json.dumps(config))
     llm = vllm_engines.start(tmp_path, load_format="dummy")
     yield llm
-    vllm_engines.stop(llm)
+    colocate.stop(llm)
 
 
 def test_rollout(benchmark: Any, engine: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -87,16 +86,6 @@ def start(folder: Path, **options: Any) -> Any:
     else:
         fixed["enforce_eager"] = True
     return LLM(model=str(folder), **{**fixed, **options})
-
-
-def stop(llm: Any) -> None:
-    """Free an engine."""
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    llm.llm_engine.engine_core.shutdown()
-    del llm
-    gc.collect()
-    cleanup_dist_env_and_memory()
 
 
 def generated(llm: Any, prompts: list[list[int]], length: int, *, seed: int | None = 0) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import torch
 from quads import recipes
 from quads.bench import vllm_engines as engines
 from quads.integrations.vllm import engine_weights, refit
+from quads.integrations.vllm_plugin import colocate
 from quads.integrations.vllm_plugin.logprobs import teacher_forced
 from quads.recipes import Recipe
 from quads.rollout import rollout_numerics
@@ -57,7 +58,7 @@ def run(case: str) -> dict[str, Any]:
         "refusal": served.refusal,
     }
     results = {name: _kept(check) for name, check in checks.items()}
-    engines.stop(llm)
+    colocate.stop(llm)
     return results
 
 

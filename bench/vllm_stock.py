@@ -18,6 +18,7 @@ from quads.bench import vllm_engines as engines
 from quads.bench.vllm_smoke import emulated
 from quads.emulation.checkpoints import CONVENTIONS, to_multiplier
 from quads.export import export_checkpoint
+from quads.integrations.vllm_plugin import colocate
 from quads.integrations.vllm_plugin.logprobs import teacher_forced
 from quads.integrations.vllm_plugin.names import expert_sites, linear_sites
 from quads.qdq import PackedWeight
@@ -49,7 +50,7 @@ def run(case: str) -> dict[str, Any]:
     result["bf16"] = engines.spread(served - emulated(model, recipes.load("bf16"), sequences))
     drawn = engines.generated(llm, [row[:16] for row in sequences], 32)
     result["sampled_finite"] = all(bool(item["logps"].isfinite().all()) for item in drawn)
-    engines.stop(llm)
+    colocate.stop(llm)
     return result
 
 

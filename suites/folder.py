@@ -12,7 +12,7 @@ from quads.compare import job as comparison
 from quads.compare.config import differences
 from quads.compare.records import Records, write_json
 from quads.suites.config import Suite, SuiteError
-from quads.suites.results import label_of, read_json, suite_from_dict
+from quads.suites.results import label_of, read_json, records, suite_from_dict
 
 SCHEMA = 1
 _DECIDES = ("name", "arms", "settings", "variants", "corrections", "probe")  # `seeds` may grow
@@ -105,4 +105,4 @@ def _stamp(suite: Suite, out: Path, trains: bool) -> dict[str, Any]:
 
 
 def _recorded(paths: Iterable[Path]) -> bool:
-    return any(Records(path).read() for path in paths)
+    return any(records(path) for path in paths)

@@ -28,10 +28,9 @@ _PROBED = ("gap_mean", "gap_p99", "gap_max", "kl", "router_flips")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """arm - against, paired over seeds (and problems), at training step `steps` of a cell."""
+class _Difference:
+    """arm - against with its 95 % interval, the detectable difference and the pairs that it rests on."""
 
-    cell: str
     metric: str
     arm: str
     against: str
@@ -40,22 +39,21 @@ class Comparison:
     high: float | None
     mde: float | None
     pairs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(_Difference):
+    """arm - against, paired over seeds (and problems), at training step `steps` of a cell."""
+
+    cell: str
     steps: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeComparison:
+class ProbeComparison(_Difference):
     """arm - against at a place of the probe, paired over draws (sequences where there is one draw)."""
 
     where: str
-    metric: str
-    arm: str
-    against: str
-    difference: float
-    low: float | None
-    high: float | None
-    mde: float | None
-    pairs: int
 
 
 @dataclass(frozen=True, kw_only=True)

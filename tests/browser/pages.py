@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,11 @@ def opened(browser: Any, path: Path, *, scheme: str = "light", width: int = DESK
 def drawn(page: Any) -> dict[str, dict[str, Any]]:
     """What each plot shows, by its id."""
     return {plot["id"]: plot for plot in page.evaluate(_DRAWN)}
+
+
+def brightness(colour: str) -> int:
+    """0 (black) to 765 (white) of a CSS colour such as rgb(27, 31, 36)."""
+    return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
 
 
 def errors(page: Any) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 
 from quads.bench.report import write_report
 from tests.bench.bench_run import results, write_run
-from tests.browser.pages import CHROMIUM, DESKTOP, PHONE, chromium, drawn, errors, opened, tab_to
+from tests.browser.pages import CHROMIUM, DESKTOP, PHONE, brightness, drawn, errors, opened, tab_to
 
 pytest.importorskip("plotly")
 pytest.importorskip("playwright", reason="needs playwright (python -m pip install playwright)")
@@ -29,19 +27,6 @@ FIGURES = (
     "over-ratio",
     "roofs",
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(autouse=True)
-def _pages_of_one_test(browser: Any) -> Iterator[None]:
-    yield
-    for context in browser.contexts:
-        context.close()
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +49,6 @@ def test_every_plot_draws_and_no_script_fails(browser: Any, path: Path, scheme: 
 
 
 def test_ink_and_paper_change_places_in_the_dark(browser: Any, path: Path) -> None:
-    def brightness(colour: str) -> int:
-        return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
-
     paper = "getComputedStyle(document.body).backgroundColor"
     light, dark = (opened(browser, path, scheme=scheme) for scheme in ("light", "dark"))
     assert brightness(light.evaluate(paper)) > 600 > 200 > brightness(dark.evaluate(paper))

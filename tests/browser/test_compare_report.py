@@ -13,6 +13,7 @@ import pytest
 from quads.compare import report
 from quads.compare.figures import figures
 from quads.compare.summary import summarize
+from tests.browser.pages import brightness
 from tests.quads.comparison import ARMS, SETTINGS, STAMP, comparison
 
 pytest.importorskip("plotly")
@@ -68,9 +69,6 @@ def test_every_plot_draws_every_arm_and_no_script_fails(tmp_path: Path, dark: bo
 
 
 def test_ink_and_paper_change_places_in_the_dark(tmp_path: Path) -> None:
-    def brightness(colour: str) -> int:
-        return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
-
     light, dark = _look(tmp_path, dark=False), _look(tmp_path, dark=True)
     assert brightness(light["paper"]) > 600 > 200 > brightness(dark["paper"])
     for bright, dim in zip(dark["plots"], light["plots"], strict=True):

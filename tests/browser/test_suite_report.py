@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import gzip
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quads.suites import report
-from tests.browser.pages import CHROMIUM, DESKTOP, PHONE, chromium, drawn, errors, opened, tab_to
+from tests.browser.pages import CHROMIUM, DESKTOP, PHONE, brightness, drawn, errors, opened, tab_to
 from tests.suites.made_suite import ARMS, made_suite, write_suite
 
 pytest.importorskip("plotly")
@@ -23,12 +23,6 @@ FIGURES = (
     *("accuracy-end", "accuracy", "gap-mean", "gap-p99", "gap-max", "reward", "throughput"),
     *("ratio", "sweep-8", "sweep-32", "layers"),
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +46,6 @@ def test_every_plot_draws_and_no_script_fails(browser: Any, path: Path, scheme: 
 
 
 def test_ink_and_paper_change_places_in_the_dark(browser: Any, path: Path) -> None:
-    def brightness(colour: str) -> int:
-        return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
-
     page = opened(browser, path)
     paper = "getComputedStyle(document.body).backgroundColor"
     light = (page.evaluate(paper), drawn(page))

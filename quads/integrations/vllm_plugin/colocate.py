@@ -6,6 +6,7 @@ config names the recipe; the trainer keeps its own model.
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -57,6 +58,16 @@ def sync(llm: Any, model: nn.Module, recipe: Recipe, *, verify: bool = True) -> 
     if not verify or recipe.rollout_weights != "nvfp4":
         return 0
     return verify_sync(model, recipe, engine_weights(llm))
+
+
+def stop(llm: Any) -> None:
+    """Free an engine of this process, so that the next one can start."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    del llm
+    gc.collect()
+    cleanup_dist_env_and_memory()
 
 
 def use_in_trl(trainer: Any, recipe: Recipe, *, verify: bool = True) -> Callable[[], None]:
