@@ -212,17 +212,41 @@ def _wait() -> None:
 
 
 def profiled(llm: Any) -> dict[str, Any]:
-    """Where decoding steps of 128 requests go: the seconds in which the GPU works, and its largest kernels."""
-    prompts, steps = _equal(_MIXED)[0], 32
+    """Where prompts and decoding steps of 32 and 128 requests go: microseconds of the GPU, by kernel.
+
+    A decoding step is what 33 output tokens cost beyond one, divided by 32.
+    """
+    return {"profile": {str(batch): _profile(llm, batch) for batch in (32, 128)}}
+
+
+def _profile(llm: Any, batch: int) -> dict[str, Any]:
+    prompts, steps = _equal(batch)[0], 32
+    prompt, _ = _kernels(llm, prompts, 1)
+    both, seconds = _kernels(llm, prompts, 1 + steps)
+    decode = {name: (us - prompt.get(name, 0.0)) / steps for name, us in both.items()}
+    return {
+        "seconds": round(seconds, 4),
+        "prompt_us": round(sum(prompt.values()), 1),
+        "decode_us": round(sum(decode.values()), 1),
+        "prompt_kernels": _largest(prompt),
+        "decode_kernels": _largest(decode),
+    }
+
+
+def _kernels(llm: Any, prompts: list[list[int]], tokens: int) -> tuple[dict[str, float], float]:
     activity = torch.profiler.ProfilerActivity
     started = time.perf_counter()
     with torch.profiler.profile(activities=[activity.CUDA if torch.cuda.is_available() else activity.CPU]) as profile:
-        _rates(llm, prompts, [steps] * _MIXED, 1, warm=False)
+        _rates(llm, prompts, [tokens] * len(prompts), 1, warm=False)
     seconds = time.perf_counter() - started
-    rows = sorted(profile.key_averages(), key=lambda row: -row.self_device_time_total)
-    total = sum(row.self_device_time_total for row in rows) / 1e6
-    top = {row.key[:80]: [round(row.self_device_time_total / steps, 1), row.count] for row in rows[:16]}
-    return {"profile": {"steps": steps, "seconds": seconds, "gpu_seconds": total, "us_a_step_and_count": top}}
+    times: dict[str, float] = {}
+    for row in profile.key_averages():
+        times[row.key[:80]] = times.get(row.key[:80], 0.0) + row.self_device_time_total
+    return times, seconds
+
+
+def _largest(times: dict[str, float], count: int = 24) -> dict[str, float]:
+    return {name: round(us, 1) for name, us in sorted(times.items(), key=lambda row: -row[1])[:count]}
 
 
 def _weights_gib(llm: Any) -> float:
