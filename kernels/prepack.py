@@ -7,13 +7,13 @@ scales:
 so that a lane of the tensor-core fragment reads 16 contiguous bytes, and a block that RAC repeats is contiguous too.
 For SwiGLU (`interleave=True`) the two halves of N alternate: h = 0 is the gate's row 8 i + g of 32, h = 1 the up's.
 
-Within each 16-bit half of a word the four codes' bits move so that decoding takes one or two operations:
-    code 0: sign 15, magnitude 8..6;  1: sign 12, 5..3;  2: sign 14, 2..0;  3: sign 13, 11..9
-Scales become E5M3 with bias 10: every E4M3 value is a normal number there, NaN is 0xFF. A zero scale has no code of
-its own, so the magnitudes of its block become zero. Rows past N are zero.
+How codes' bits move within a word and scales become E5M3: prepack_details/hopper_order.py. The magnitudes of a block
+under a zero scale become zero, which changes no value. Rows past N are zero.
 
 Native (gemm_details/native_jit.py). Codes stay as they are; scales go to the 128x4 layout of cuBLASLt and CUTLASS,
 the rows of each expert padded to whole tiles of 128.
+
+`exported` undoes both byte for byte (after a zero scale's magnitudes are cleared, for Hopper).
 """
 
 from __future__ import annotations
@@ -25,18 +25,8 @@ import torch
 from torch import Tensor
 
 from quads.emulation.quantizers import BLOCK
-
-TILE = 64
-_MOVES = (  # mask within each 16-bit half, left shift
-    (0x0008, 12),
-    (0x0007, 6),
-    (0x0080, 5),
-    (0x0070, -1),
-    (0x0800, 3),
-    (0x0700, -8),
-    (0x8000, -2),
-    (0x7000, -3),
-)
+from quads.kernels.prepack_details import hopper_order
+from quads.kernels.prepack_details.hopper_order import TILE as TILE
 
 
 class Quantized(Protocol):
@@ -135,17 +125,42 @@ def prepare_hopper(b: Quantized, *, interleave: bool = False, out: HopperWeight 
     experts, n, blocks = scales.shape
     if interleave and n % 2:
         raise ValueError(f"weight: N = {n} is odd, so it has no gate and up halves")
-    codes_out, scales_out = _reordered(packed, scales, interleave)
-    outer = _outer(b.outer, experts, interleave)
+    codes, e5m3 = hopper_order.ordered(packed, scales, interleave)
     if out is None:
-        return HopperWeight(codes_out, scales_out, outer, n, blocks * BLOCK, interleave)
-    if out.codes.shape != codes_out.shape or out.interleaved != interleave or out.n != n:
+        flat = codes.contiguous().view(torch.uint8).flatten(3), e5m3.contiguous().flatten(3)
+        return HopperWeight(*flat, _outer(b.outer, experts, interleave), n, blocks * BLOCK, interleave)
+    outer = _outer(b.outer, experts, interleave)  # refuses before the first write
+    if (out.codes.shape[:3], out.interleaved, out.n) != (codes.shape[:3], interleave, n):
         raise ValueError(
             f"out: holds a weight [{out.experts}, {out.n}, {out.k}], not [{experts}, {n}, {blocks * BLOCK}]"
         )
-    for target, value in ((out.codes, codes_out), (out.scales, scales_out), (out.outer, outer)):
-        target.copy_(value)
+    out.codes.view(torch.int64).view(codes.shape).copy_(codes)
+    out.scales.view(e5m3.shape).copy_(e5m3)
+    out.outer.copy_(outer)
     return out
+
+
+@dataclass(frozen=True)
+class ExportedWeight:
+    """A weight as it was before `prepare_*`: packed uint8 [experts, N, K/2], E4M3 scales uint8 [experts, N, K/16].
+
+    outer: as the prepared weight holds it, float32 [experts] or, for gate and up halves, [experts, 2].
+    """
+
+    packed: Tensor
+    scales: Tensor
+    outer: Tensor
+
+
+def exported(weight: PreparedWeight) -> ExportedWeight:
+    """The inverse of `prepare_hopper` and `prepare_native`; shares what their order leaves in place (native codes)."""
+    if isinstance(weight, HopperWeight):
+        packed, scales = hopper_order.exported(weight.codes, weight.scales, weight.n, weight.interleaved)
+        return ExportedWeight(packed, scales, weight.outer)
+    blocks = weight.k // BLOCK
+    atoms = weight.scales.view(weight.experts, -1, -(-blocks // 4), 32, 4, 4).permute(0, 1, 4, 3, 2, 5)
+    linear = atoms.flatten(1, 3).flatten(2)[:, : weight.n, :blocks]
+    return ExportedWeight(weight.codes, linear.contiguous(), weight.outer)
 
 
 def _outer(outer: Tensor, experts: int, halves: bool) -> Tensor:
@@ -159,44 +174,3 @@ def _outer(outer: Tensor, experts: int, halves: bool) -> Tensor:
     rows = flat.reshape(experts, parts) if flat.numel() == experts * parts else flat.reshape(-1, 1)
     wide = rows.expand(experts, parts).clone()
     return wide if halves else wide.squeeze(1)
-
-
-def _reordered(packed: Tensor, scales: Tensor, interleave: bool) -> tuple[Tensor, Tensor]:
-    live = (scales & 0x7F) != 0
-    words = packed.contiguous().view(torch.int64)  # one block of 16 codes each: [experts, N, K/16]
-    words = torch.where(live, words, words & _repeat(0x8888))
-    moved = sum(_moved(words, mask, shift) for mask, shift in _MOVES)
-    assert isinstance(moved, Tensor)
-    table = torch.tensor(_e5m3_table(), dtype=torch.uint8, device=scales.device)
-    codes = _tiles(moved, interleave).permute(0, 1, 5, 3, 4, 2).contiguous()  # expert, tile, block, i, g, h
-    bytes_out = _tiles(table[(scales & 0x7F).long()], interleave).permute(0, 1, 5, 4, 3, 2).contiguous()
-    return codes.view(torch.uint8).flatten(3), bytes_out.flatten(3)
-
-
-def _tiles(x: Tensor, interleave: bool) -> Tensor:
-    """[experts, N, K/16] as [experts, tile, h, i, g, K/16], zero rows appended to whole tiles."""
-    halves = x.unflatten(1, (2, -1)) if interleave else x.unsqueeze(1)
-    rows = TILE // halves.shape[1]
-    missing = -halves.shape[2] % rows
-    padded = torch.nn.functional.pad(halves, (0, 0, 0, missing)) if missing else halves
-    if interleave:
-        return padded.unflatten(2, (-1, 4, 8)).permute(0, 2, 1, 3, 4, 5)
-    return padded.squeeze(1).unflatten(1, (-1, 4, 2, 8)).permute(0, 1, 3, 2, 4, 5)
-
-
-def _repeat(half: int) -> int:
-    """A 16-bit pattern repeated over 64 bits, as a signed integer."""
-    value = half * 0x0001_0001_0001_0001
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _moved(words: Tensor, mask: int, shift: int) -> Tensor:
-    if shift > 0:
-        return (words & _repeat(mask)) << shift
-    return (words >> -shift) & _repeat(mask >> -shift)  # mask after an arithmetic shift: no sign bits come along
-
-
-def _e5m3_table() -> list[int]:
-    """E5M3 byte (bias 10) for each E4M3 magnitude; 0 for zero, 0xFF for NaN."""
-    subnormal = [0x00, 0x08, 0x10, 0x14, 0x18, 0x1A, 0x1C, 0x1E]
-    return [*subnormal, *(code + 0x18 for code in range(8, 0x7F)), 0xFF]
