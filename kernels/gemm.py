@@ -19,7 +19,7 @@ from torch import Tensor
 
 from quads.emulation.quantizers import BLOCK
 from quads.kernels import support
-from quads.kernels.gemm_details import hopper, native, nvrtc, wide
+from quads.kernels.gemm_details import expand, hopper, native, nvrtc, wide
 from quads.kernels.prepack import (
     TILE,
     HopperWeight,
@@ -120,7 +120,7 @@ def wide_plan(tokens: int, weight: HopperWeight, *, residual: bool) -> wide.Wide
 def _prefill(a: Quantized, weight: HopperWeight, blocks: Tensor | None, out_dtype: torch.dtype) -> Tensor:
     from quads.kernels.gemm_details import prefill
 
-    x, w = hopper.expand_tokens(a), hopper.expand_weight(weight, blocks)
+    x, w = expand.expand_tokens(a), expand.expand_weight(weight, blocks)[0]
     if weight.n % 8 == 0:
         return prefill.product(x, w, a.outer, weight.outer, out_dtype)
     product = torch.mm(x, w.t(), out_dtype=torch.float32)  # rows of the result are not aligned for TMA

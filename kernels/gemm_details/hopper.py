@@ -1,4 +1,4 @@
-"""Launches of the CUDA C++ kernels: the decode product, and the passes around the large product."""
+"""Launches of the decode product, a CUDA C++ kernel."""
 
 from __future__ import annotations
 
@@ -137,57 +137,3 @@ def split_buffers(
 def _arrivals(device: torch.device, count: int) -> Tensor:
     """Counters that every launch leaves at zero."""
     return torch.zeros(count, dtype=torch.int32, device=device)
-
-
-class _Tokens(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("codes", "scales", "out")), ("words", ctypes.c_longlong)]
-
-
-class _Weight(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("codes", "scales", "blocks", "out")),
-        *((name, ctypes.c_int) for name in ("n", "k_blocks", "extra")),
-    ]
-
-
-class _Epilogue(ctypes.Structure):
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("product", "x_outer", "w_outer", "out")),
-        ("quads", ctypes.c_longlong),
-        *((name, ctypes.c_int) for name in ("quads_per_row", "outer_per_row")),
-    ]
-
-
-def expand_tokens(a: Quantized) -> Tensor:
-    """code * block scale of linear codes as bfloat16 [M, K]; exact."""
-    rows, width = a.scales.shape
-    out = torch.empty((rows, width * BLOCK), dtype=torch.bfloat16, device=a.packed.device)
-    words = rows * width * 2
-    arguments = _Tokens(a.packed.data_ptr(), a.scales.data_ptr(), out.data_ptr(), words)
-    _pass("expand_tokens")((min(-(-words // 256), 132 * 32), 1, 1), arguments)
-    return out
-
-
-def expand_weight(b: HopperWeight, blocks: Tensor | None = None) -> Tensor:
-    """code * block scale of a prepared weight as bfloat16 [N, K + 16 S], the blocks of `blocks` appended; exact."""
-    extra = 0 if blocks is None else blocks.numel()
-    width = b.k // BLOCK + extra
-    out = torch.empty((b.n, width * BLOCK), dtype=torch.bfloat16, device=b.codes.device)
-    pointers = (None if x is None else x.data_ptr() for x in (b.codes, b.scales, blocks, out))
-    _pass("expand_weight")((-(-width // 16), b.codes.shape[1], 1), _Weight(*pointers, b.n, b.k // BLOCK, extra))
-    return out
-
-
-def scale_product(product: Tensor, x_outer: Tensor, w_outer: Tensor) -> Tensor:
-    """bfloat16 of product * (x_outer * w_outer); float32 [M, N], N % 4 == 0."""
-    out = torch.empty(product.shape, dtype=torch.bfloat16, device=product.device)
-    quads, per_row = product.numel() // 4, product.shape[1] // 4
-    pointers = (x.data_ptr() for x in (product, x_outer, w_outer, out))
-    arguments = _Epilogue(*pointers, quads, per_row, int(x_outer.numel() > 1))
-    _pass("scale_product")((min(-(-quads // 256), 132 * 32), 1, 1), arguments)
-    return out
-
-
-@cache
-def _pass(name: str) -> nvrtc.Kernel:
-    return nvrtc.load((_HERE / "e2m1.cuh", _HERE / "expand.cu"), name, (), 256, 0)

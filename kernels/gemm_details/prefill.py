@@ -1,63 +1,99 @@
-"""The large product on Hopper: bf16 operands (code * block scale, exact), wgmma, alpha in FP32 before the cast.
+"""The large products on Hopper: bf16 operands (code * block scale, exact), wgmma, alpha in FP32 before the cast.
 
-Persistent over output tiles, operands and result through TMA. cuBLAS reaches the same rate but has no epilogue that
+Dense and grouped. Operands go through TMA, the dense result too. cuBLAS reaches the same rate but has no epilogue that
 multiplies by a vector in FP32 before the cast, so it would need a float32 result and one more pass over it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
+
+from quads.kernels import support
+from quads.kernels.gemm_details.expand import expand_routed, expand_weight
+from quads.kernels.gemm_details.grouping import Grouping
+from quads.kernels.prepack import HopperWeight, PreparedWeight, Quantized
+
+ROWS = 128  # slots of a row block of the grouped product
+# Mean rows of an expert from which the grouped product pays. Decoding all experts once to bf16 and reading them again
+# takes as long as two and a half rounds of the decode kernel, one for each 32 rows and half a one for the rest.
+CROSSOVER = 80
 
 
-@triton.jit
-def _product(
-    x_desc,
-    w_desc,
-    y_desc,
-    x_outer,
-    w_outer,
-    M,
-    N,
-    K,
-    OUTER_PER_ROW: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    GROUP: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    FLATTEN: tl.constexpr,
-    SUBTILE: tl.constexpr,
-):
-    tiles_m = tl.cdiv(M, BM)
-    tiles_n = tl.cdiv(N, BN)
-    alpha_w = tl.load(w_outer)
-    for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, PROGRAMS, flatten=FLATTEN):
-        band = tile // (GROUP * tiles_n)
-        height = min(tiles_m - band * GROUP, GROUP)
-        row = (band * GROUP + (tile % (GROUP * tiles_n)) % height) * BM
-        column = (tile % (GROUP * tiles_n)) // height * BN
-        acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for k in range(0, tl.cdiv(K, BK)):
-            x = x_desc.load([row, k * BK])
-            w = w_desc.load([column, k * BK])
-            acc = tl.dot(x, w.T, acc)
-        if OUTER_PER_ROW:
-            rows = row + tl.arange(0, BM)
-            alpha = tl.load(x_outer + rows, mask=rows < M, other=0.0) * alpha_w
-            y = acc * alpha[:, None]
-        else:
-            y = acc * (tl.load(x_outer) * alpha_w)
-        if SUBTILE:
-            halves = tl.permute(tl.reshape(y, (BM, 2, BN // 2)), (0, 2, 1))
-            left, right = tl.split(halves)
-            y_desc.store([row, column], left.to(y_desc.dtype))
-            y_desc.store([row, column + BN // 2], right.to(y_desc.dtype))
-        else:
-            y_desc.store([row, column], y.to(y_desc.dtype))
+@dataclass(frozen=True, kw_only=True)
+class Tile:
+    """One step of a program of the grouped product, ROWS x columns x depth, and how programs share the chip.
+
+    band: row blocks that take turns at one tile of columns; programs: of each processor; flatten: one loop over tiles
+    and K, so that loads of the next tile start before the results of this one are stored.
+    """
+
+    columns: int = 256
+    depth: int = 64
+    stages: int = 4
+    warps: int = 8
+    band: int = 8
+    programs: int = 1
+    flatten: bool = False
+
+
+def takes(pairs: int, weight: PreparedWeight) -> bool:
+    """Whether `grouped` is the way for `pairs` routed rows."""
+    return isinstance(weight, HopperWeight) and pairs >= CROSSOVER * weight.experts
+
+
+def grouped(a: Quantized, weight: HopperWeight, grouping: Grouping, blocks: Tensor | None, *, swiglu: bool) -> Tensor:
+    """Each routed row of `a` times its expert's weight, bfloat16 [rows_out, N], or [rows_out, N / 2] after SwiGLU.
+
+    blocks int32 [S] or [experts, S]: the K blocks that the last 16 S columns of `a` repeat. The bits of a row do not
+    depend on the rows beside it. Rows that no slot names are not written.
+    Raises ValueError where row blocks are not of ROWS slots, or where SwiGLU does not meet an interleaved weight.
+    """
+    if grouping.slots.numel() != ROWS * grouping.groups.numel():
+        raise ValueError(f"grouping: blocks of {grouping.slots.numel() / grouping.groups.numel()} slots, not {ROWS}")
+    if swiglu != weight.interleaved:
+        raise ValueError(f"weight: interleaved is {weight.interleaved}, swiglu {swiglu}")
+    x = expand_routed(a, grouping)
+    w = expand_weight(weight, blocks, grouping.groups)
+    return grouped_product(x, w, a.outer, weight.outer, grouping, swiglu=swiglu)
+
+
+def grouped_product(
+    x: Tensor,
+    w: Tensor,
+    x_outer: Tensor,
+    w_outer: Tensor,
+    grouping: Grouping,
+    *,
+    swiglu: bool,
+    tile: Tile = Tile(),
+) -> Tensor:
+    """`grouped` for operands already decoded: x [slots, K] in the order of the slots, w [experts, N, K], contiguous."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from quads.kernels.gemm_details import prefill_jit
+
+    (experts, n, k), row_blocks = w.shape, grouping.groups.numel()
+    out = torch.empty((grouping.rows_out, n // 2 if swiglu else n), dtype=torch.bfloat16, device=x.device)
+    tiles = row_blocks * -(-n // tile.columns)
+    if tiles == 0:
+        return out
+    programs = tiles if support.interpreting() else min(tiles, tile.programs * _processors(x.device))
+    prefill_jit.grouped_product[(programs,)](
+        TensorDescriptor.from_tensor(x, [ROWS, tile.depth]),
+        TensorDescriptor.from_tensor(w.view(experts * n, k), [tile.columns, tile.depth]),
+        out, grouping.slots, grouping.groups, x_outer, w_outer, row_blocks, n, grouping.share,
+        STEPS=-(-k // tile.depth), OUTER_PER_ROW=x_outer.numel() > 1, SWIGLU=swiglu,
+        BM=ROWS, BN=tile.columns, BK=tile.depth, BAND=tile.band, PROGRAMS=programs, FLATTEN=tile.flatten,
+        num_stages=tile.stages, num_warps=tile.warps, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def product(
@@ -75,11 +111,15 @@ def product(
     group: int = 8,
 ) -> Tensor:
     """cast((x w^T) * (x_outer * w_outer)) for bfloat16 x [M, K], w [N, K], both contiguous."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    from quads.kernels.gemm_details import prefill_jit
+
     (m, k), n = x.shape, w.shape[0]
     bm, bn, bk = tile
     y = torch.empty((m, n), dtype=out_dtype, device=x.device)
-    programs = min(torch.cuda.get_device_properties(x.device).multi_processor_count, -(-m // bm) * -(-n // bn))
-    _product[(programs,)](
+    programs = min(_processors(x.device), -(-m // bm) * -(-n // bn))
+    prefill_jit.product[(programs,)](
         TensorDescriptor.from_tensor(x, [bm, bk]),
         TensorDescriptor.from_tensor(w, [bn, bk]),
         TensorDescriptor.from_tensor(y, [bm, bn // 2 if subtile else bn]),
