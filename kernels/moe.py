@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from quads.kernels.gemm_details import hopper, native
+from quads.kernels.gemm_details import grouped as grouped_rows
+from quads.kernels.gemm_details import hopper, native, prefill
 from quads.kernels.gemm_details.grouping import Grouping
 from quads.kernels.moe_details import routing
 from quads.kernels.moe_details.swiglu import swiglu
@@ -71,6 +72,8 @@ def slot_width(pairs: int, weight: PreparedWeight) -> int:
     """Rows of one block: 1.4 times the mean rows of an expert or more, so that most experts need one block."""
     if not isinstance(weight, HopperWeight):
         return native.tile_for(native.family(), 1).tokens
+    if prefill.takes(pairs, weight):
+        return prefill.ROWS
     return next((w for w in (8, 16, 24) if pairs <= 0.7 * w * weight.experts), 32)
 
 
@@ -88,26 +91,31 @@ def grouped(
     pairs: routed rows to plan for, where it is not as many as there are.
     """
     width = grouping.slots.numel() // grouping.groups.numel()
-    if isinstance(weight, HopperWeight):
-        most = grouping.groups.numel() if pairs is None else routing.most_blocks(pairs, weight.experts, width)
-        plan = grouped_plan(width, weight, most)
-        return hopper.decode(a, weight, plan, blocks=blocks, grouping=grouping, swiglu=swiglu_rows)
-    tile = replace(native.tile_for(native.family(), 1), tokens=width)
-    y = native.product(a, weight, tile, blocks=blocks, grouping=grouping)
-    return swiglu(y) if swiglu_rows else y
+    if not isinstance(weight, HopperWeight):
+        tile = replace(native.tile_for(native.family(), 1), tokens=width)
+        y = native.product(a, weight, tile, blocks=blocks, grouping=grouping)
+        return swiglu(y) if swiglu_rows else y
+    if width == prefill.ROWS:
+        return prefill.grouped(a, weight, grouping, blocks, swiglu=swiglu_rows)
+    most = grouping.groups.numel() if pairs is None else routing.most_blocks(pairs, weight.experts, width)
+    if most * weight.codes.shape[1] >= _MANY_TILES:
+        plan = rows_plan(width, residual=blocks is not None)
+        return grouped_rows.grouped(a, weight, plan, grouping, blocks=blocks, swiglu=swiglu_rows)
+    split = split_plan(width, weight)
+    return hopper.decode(a, weight, split, blocks=blocks, grouping=grouping, swiglu=swiglu_rows)
 
 
-def grouped_plan(width: int, weight: HopperWeight, blocks: int) -> hopper.Plan:
-    """Thread-block shape of the grouped decode kernel for `blocks` blocks of rows (NOTES-gemm.md).
+def rows_plan(width: int, *, residual: bool) -> grouped_rows.GroupedPlan:
+    """Thread-block shape where there are enough blocks of rows to fill the chip several times (NOTES-gemm.md)."""
+    resident = {8: 4, 16: 4, 24: 3, 32: 2 if residual else 3}[width]
+    return grouped_rows.GroupedPlan(tokens=width, min_blocks=resident)
 
-    Few blocks: four warps share K, so that the work covers the chip. Many: each warp has its own 64 rows and all of K.
-    """
+
+def split_plan(width: int, weight: HopperWeight) -> hopper.Plan:
+    """Thread-block shape for few blocks of rows: four warps share K, so that the work covers the chip."""
     chunks = -(-weight.k // 64)
-    many = blocks * weight.codes.shape[1] >= _MANY_TILES
-    k_warps = 1 if many else min(4, 1 << (chunks - 1).bit_length())
-    row_warps = 4 if many else 2
-    resident = {8: 4, 16: 3, 24: 2}.get(width, 1) if many else {8: 2, 16: 1}.get(width, 1)
-    return hopper.Plan(tokens=width, k_warps=k_warps, row_warps=row_warps, stages=3, run=1, min_blocks=resident)
+    k_warps, resident = min(4, 1 << (chunks - 1).bit_length()), {8: 2}.get(width, 1)
+    return hopper.Plan(tokens=width, k_warps=k_warps, row_warps=2, stages=3, run=1, min_blocks=resident)
 
 
 def _check(x: Tensor, ids: Tensor, weights: Tensor, w13: PreparedWeight, w2: PreparedWeight) -> None:

@@ -305,10 +305,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
             const float* sum = sums + token * SUM_STRIDE + (c >> 5) * 64 + ((c & 31) >> 3) * 16 + (c & 7);
             const float gate = __fmul_rn(sum[0] * UNSCALE, __fmul_rn(outer[token], w_outer));
             const float up = __fmul_rn(sum[8] * UNSCALE, __fmul_rn(outer[token], up_outer));
-            const float gate_bf16 = __uint_as_float(to_bf16(gate) << 16), up_bf16 = __uint_as_float(to_bf16(up) << 16);
-            const float silu = __fdiv_rn(gate_bf16, __fadd_rn(1.0f, expf(-gate_bf16)));
-            reinterpret_cast<u16*>(p.out)[(size_t)out_row[token] * channels + channel] =
-                (u16)to_bf16(__fmul_rn(silu, up_bf16));
+            reinterpret_cast<u16*>(p.out)[(size_t)out_row[token] * channels + channel] = (u16)to_bf16(swiglu(gate, up));
         }
         return;
     }

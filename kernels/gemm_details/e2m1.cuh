@@ -49,6 +49,11 @@ __device__ __forceinline__ u32 to_bf16(float v) {
     asm("{.reg .b16 h; cvt.rn.bf16.f32 h, %1; mov.b32 %0, {h, 0};}" : "=r"(d) : "f"(v));
     return d;
 }
+// bf16(gate) and bf16(up) to silu(gate) * up in FP32, silu(v) = v / (1 + exp(-v)).
+__device__ __forceinline__ float swiglu(float gate, float up) {
+    const float g = __uint_as_float(to_bf16(gate) << 16), u = __uint_as_float(to_bf16(up) << 16);
+    return __fmul_rn(__fdiv_rn(g, __fadd_rn(1.0f, expf(-g))), u);
+}
 // Let the next kernel start, and wait for the one before this: nothing but weights may be touched before it.
 __device__ __forceinline__ void release_next() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from quads.emulation import formats, gemm, layout
 from quads.kernels import support
-from quads.kernels.gemm_details import hopper, nvrtc, wide
-from quads.kernels.gemm_details.order import columns
+from quads.kernels.gemm_details import grouped, hopper, nvrtc, wide
+from quads.kernels.gemm_details.order import Kernel, columns
+from quads.kernels.moe_details import routing
 from quads.kernels.prepack import prepare_hopper
 from quads.kernels.quantize import PackedNVFP4
 
 WORDS = load_file(Path(__file__).parent / "data" / "h200_words.safetensors")
+KERNELS: tuple[Kernel, ...] = ("decode", "wide", "grouped")  # as the third number of a case's shape names them
 CASES = sorted({name.rsplit(".", 1)[0] for name in WORDS})
 HOPPER = pytest.mark.skipif(bool(support.missing_hopper()), reason=support.missing_hopper() or "runs")
 
@@ -29,13 +31,13 @@ def values(packed: Tensor, scales: Tensor) -> Tensor:
 
 def model(case: dict[str, Tensor], reverse: bool = False) -> Tensor:
     """The accumulator that the wgmma model gives in the kernel's order of K; `reverse` plants another order."""
-    slices, run, is_wide = case["shape"].tolist()
+    slices, run, kernel = case["shape"].tolist()
     a, w = values(case["a_packed"], case["a_scales"]), values(case["w_packed"], case["w_scales"])
     blocks = case["blocks"].tolist()
     w = torch.cat([w, w.unflatten(1, (-1, 16))[:, blocks].flatten(1)], dim=1)
     a, w = (torch.nn.functional.pad(x, (0, 1)).bfloat16() for x in (a, w))
     total = torch.zeros(a.shape[0], w.shape[0])
-    for order in columns(case["w_scales"].shape[1], blocks, run=run, slices=slices, wide=bool(is_wide)):
+    for order in columns(case["w_scales"].shape[1], blocks, run=run, slices=slices, kernel=KERNELS[kernel]):
         if order:
             index = torch.tensor(order[::-1] if reverse else order)
             total = total + gemm.matmul_wgmma(a[:, index], w[:, index])
@@ -74,6 +76,15 @@ def test_decode_kernel_compiles_without_a_gpu(tokens: int, residual: bool, group
     plan = hopper.Plan(tokens=tokens, k_warps=4)
     source = _text("e2m1.cuh", "decode.cu")
     assert nvrtc.compile_cubin(source, "sm_90a", dict(hopper.decode_defines(plan, residual, grouped, grouped, False)))
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("tokens", [8, 16, 24, 32])
+def test_grouped_kernel_compiles_without_a_gpu(tokens: int, residual: bool) -> None:
+    if nvrtc.unavailable():
+        pytest.skip(nvrtc.unavailable() or "")
+    plan, source = grouped.GroupedPlan(tokens=tokens), _text("e2m1.cuh", "grouped.cu")
+    assert nvrtc.compile_cubin(source, "sm_90a", dict(plan.defines(residual, True, False)))
 
 
 def test_compiled_code_is_kept_in_a_folder_by_what_it_was_compiled_from(
@@ -137,6 +148,9 @@ def test_products_stay_within_the_bound_of_their_sums(shape: tuple[int, int, int
         )
     ]
     outputs.append(wide.wide(a, prepared, wide.WidePlan(tokens=64, splits=2), blocks=blocks, out_dtype=torch.float32))
+    one_expert = routing.route(torch.zeros(m, 1, dtype=torch.int32, device="cuda"), 1, 8)
+    few = grouped.GroupedPlan(tokens=8)
+    outputs.append(grouped.grouped(a, prepared, few, one_expert, blocks=blocks, out_dtype=torch.float32))
     steps = (2 if residual else 1) * (k // 16 + 8) + 32
     bound = 5.25 * 2.0**-23 * steps * size
     for y in outputs:
