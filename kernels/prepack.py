@@ -27,6 +27,7 @@ from torch import Tensor
 from quads.emulation.quantizers import BLOCK
 from quads.kernels.prepack_details import hopper_order
 from quads.kernels.prepack_details.hopper_order import TILE as TILE
+from quads.kernels.prepack_details.hopper_order import cleared as cleared
 
 
 class Quantized(Protocol):

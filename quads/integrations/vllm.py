@@ -6,7 +6,7 @@ to choose recipes, refit weights during RL and read log-probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,11 +54,14 @@ def refit(
     llm.reset_prefix_cache(reset_running_requests=True)
 
 
-def engine_weights(llm: Any) -> list[PackedWeight]:
-    """The packed weights that a `vllm.LLM` of this process multiplies by, for `quads.sync.verify_sync`."""
+def engine_weights(llm: Any) -> Iterator[PackedWeight]:
+    """The packed weights that a `vllm.LLM` of this process multiplies by, one at a time, for `quads.sync.verify_sync`.
+
+    A GPU keeps them in its kernels' order alone: asking for all of them at once takes their memory a second time.
+    """
     from quads.integrations.vllm_plugin.packed import held
 
-    return llm.apply_model(lambda model: list(held(model)))[0]
+    return llm.apply_model(held)[0]
 
 
 def checksums(weights: Iterable[PackedWeight]) -> dict[str, str]:

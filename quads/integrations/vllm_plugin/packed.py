@@ -1,7 +1,11 @@
 """Packed codes and scales in and out of an engine's layers, under the trainer's names.
 
 A packed weight is cut for tensor and expert parallelism by vLLM's own weight loaders, which cut codes and block
-scales as they cut the weight: along K by whole bytes and whole blocks.
+scales as they cut the weight: along K by whole bytes and whole blocks. They fill a checkpoint-shaped temporary, of one
+layer at a time, which then replaces what the layer keeps, in place and in the order in which it keeps it.
+
+Under a zero block scale codes keep their signs and lose their magnitudes, wherever they are stored: the same values,
+and the only codes that quads' quantiser writes there, but a foreign quantiser's may come back as others.
 """
 
 from __future__ import annotations
@@ -13,17 +17,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import Parameter
 
 from quads.emulation.quantizers import BLOCK
 from quads.integrations.vllm_plugin import weights
 from quads.integrations.vllm_plugin.linear import WEIGHT, QuadsLinearMethod
 from quads.integrations.vllm_plugin.moe import W2, W13, QuadsMoEMethod
+from quads.integrations.vllm_plugin.port import RefitPort
+from quads.kernels import prepack
 from quads.sync import PackedWeight
 
 _SHARD_IDS: dict[int, tuple[Any, ...]] = {1: (None,), 2: (0, 1), 3: ("q", "k", "v")}
 _NAN, _SIGN = 0x7F, 0x80
-_STORED = (weights.PACKED, weights.SCALE, weights.OUTER)
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,10 @@ def slots(model: nn.Module) -> dict[str, _Slot]:
     found: dict[str, _Slot] = {}
     for module in model.modules():
         method = getattr(module, "quant_method", None)
-        if isinstance(method, QuadsLinearMethod) and WEIGHT + weights.PACKED in module._parameters:
+        if isinstance(method, QuadsLinearMethod) and weights.keeps_codes(module, WEIGHT):
             for site, shard in zip(method.sites, _SHARD_IDS[len(method.sites)], strict=True):
                 found[site] = _Slot(module, WEIGHT, (shard,), False)
-        if isinstance(method, QuadsMoEMethod) and W13 + weights.PACKED in module._parameters:
+        if isinstance(method, QuadsMoEMethod) and weights.keeps_codes(module, W13):
             found[method.sites[W13]] = _Slot(module, W13, ("w1", "w3"), True)
             found[method.sites[W2]] = _Slot(module, W2, ("w2",), True)
     return found
@@ -65,12 +69,8 @@ def load(model: nn.Module, update: list[PackedWeight], sums: Mapping[str, str] |
         if weight.name not in known:
             raise ValueError(f"packed weight {weight.name} is not one that this engine keeps packed")
         _check(weight)
-    for outer in _shared_outers(known, given):
-        outer.slot.layer._parameters[outer.slot.name + weights.OUTER].data.copy_(outer.value)  # type: ignore[union-attr]
-    for weight in update:
-        _write(known[weight.name], weight)
-    for slot in {(id(s.layer), s.name): s for name, s in known.items() if name in given}.values():
-        _refresh(slot)
+    for layer in list(_layers(known, given)):
+        _replace(layer, given)
 
 
 def _check(weight: PackedWeight) -> None:
@@ -92,80 +92,108 @@ def _check(weight: PackedWeight) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Outer:
-    slot: _Slot
-    value: Tensor
+class _Layer:
+    """One weight of a layer: the trainer's weights that make it up, and the outer scale that they share."""
+
+    slots: dict[str, _Slot]
+    outer: Tensor
+
+    @property
+    def any(self) -> _Slot:
+        return next(iter(self.slots.values()))
 
 
-def _shared_outers(known: dict[str, _Slot], given: dict[str, PackedWeight]) -> Iterator[_Outer]:
-    """The outer scale of each layer in `given`; ValueError where the parts of a fused layer disagree or lack one."""
-    layers: dict[tuple[int, str], list[str]] = {}
-    for name, slot in known.items():
-        layers.setdefault((id(slot.layer), slot.name), []).append(name)
-    for names in layers.values():
+def _layers(known: dict[str, _Slot], given: dict[str, PackedWeight]) -> Iterator[_Layer]:
+    """Each layer's weight in `given`; ValueError where the parts of a fused layer disagree or lack one."""
+    for slots_of in _by_layer(known):
+        names = list(slots_of)
         there = [name for name in names if name in given]
         if not there:
             continue
         if len(there) < len(names):
             missing = next(name for name in names if name not in given)
             raise ValueError(f"packed update holds {there[0]} but not {missing}: they share one layer and outer scale")
-        slot, first = known[there[0]], given[there[0]].outer
+        slot, first = slots_of[there[0]], given[there[0]].outer
         for name in there[1:]:
             if not torch.equal(given[name].outer, first):
                 raise ValueError(f"packed weights {there[0]} and {name} of one layer have different outer scales")
-        yield _Outer(slot, _local_experts(slot, first) if slot.expert else first.reshape(()))
+        yield _Layer(slots_of, _local_outer(slot, there[0], first))
 
 
-def _local_experts(slot: _Slot, outer: Tensor) -> Tensor:
+def _by_layer(known: dict[str, _Slot]) -> list[dict[str, _Slot]]:
+    layers: dict[tuple[int, str], dict[str, _Slot]] = {}
+    for name, slot in known.items():
+        layers.setdefault((id(slot.layer), slot.name), {})[name] = slot
+    return list(layers.values())
+
+
+def _local_outer(slot: _Slot, name: str, outer: Tensor) -> Tensor:
+    """The outer scale that this rank keeps: [], or [experts, 1, 1] of the experts that live here."""
     layer: Any = slot.layer
-    return outer if layer.expert_map is None else outer[layer.expert_map.to(outer.device) >= 0]
+    if not slot.expert:
+        experts, here = 1, None
+    elif layer.expert_map is None:
+        experts, here = layer._parameters[slot.name].shape[0], None
+    else:
+        experts, here = layer.expert_map.numel(), layer.expert_map.to(outer.device) >= 0
+    if outer.numel() not in (1, experts):
+        raise ValueError(f"packed weight {name}: outer has shape {tuple(outer.shape)}, not one value or {experts}")
+    every = outer.reshape(-1, 1, 1).expand(experts, 1, 1) if slot.expert else outer.reshape(())
+    return every if here is None else every[here]
 
 
-def _write(slot: _Slot, weight: PackedWeight) -> None:
-    for suffix, tensor in ((weights.PACKED, weight.packed), (weights.SCALE, weight.scales)):
-        target: Any = slot.layer._parameters[slot.name + suffix]
-        port = weights.port_of(slot.layer, slot.name)
-        try:
-            if slot.expert:
-                _write_experts(port, target, slot, tensor)
-            else:
-                port.load_into(target.data, tensor.to(target.device), *(s for s in slot.shards if s is not None))
-        except (AssertionError, RuntimeError, ValueError) as error:
-            shapes = f"{tuple(tensor.shape)} does not fit {tuple(target.shape)}"
-            raise ValueError(f"packed weight {weight.name}: {suffix.strip('_')} of shape {shapes}") from error
+def _replace(layer: _Layer, given: Mapping[str, PackedWeight]) -> None:
+    """Gather the layer's shard of `given` and write it over what the layer keeps."""
+    slot = layer.any
+    module: Any = slot.layer
+    port, parameter = weights.port_of(module, slot.name), module._parameters[slot.name]
+    *rows, k = parameter.shape
+    codes = torch.empty((*rows, k // 2), dtype=torch.uint8, device=port.device)
+    scales = torch.full((*rows, k // BLOCK), _NAN, dtype=torch.uint8, device=port.device)  # no update holds this code
+    for name, part in layer.slots.items():
+        _load(port, part, name, "packed", given[name].packed, codes)
+        _load(port, part, name, "scales", given[name].scales, scales)
+    unwritten = int((scales == _NAN).sum())
+    if unwritten:
+        raise ValueError(f"packed weight {' + '.join(layer.slots)}: {unwritten} of {scales.numel()} blocks are missing")
+    codes = prepack.cleared(codes, scales)
+    whole = PackedWeight(slot.name, codes, scales, layer.outer.to(port.device), parameter.dtype)
+    weights.rewrite(module, slot.name, whole, module.quant_method.recipe)
 
 
-def _write_experts(port: Any, target: Parameter, slot: _Slot, tensor: Tensor) -> None:
+def _load(port: RefitPort, slot: _Slot, name: str, field: str, tensor: Tensor, target: Tensor) -> None:
+    try:
+        if slot.expert:
+            _load_experts(port, slot, tensor, target)
+        else:
+            port.load_into(target, tensor.to(target.device), *(s for s in slot.shards if s is not None))
+    except (AssertionError, IndexError, RuntimeError, ValueError) as error:
+        shapes = f"{tuple(tensor.shape)} does not fit {tuple(target.shape)}"
+        raise ValueError(f"packed weight {name}: {field} of shape {shapes}") from error
+
+
+def _load_experts(port: RefitPort, slot: _Slot, tensor: Tensor, target: Tensor) -> None:
     for expert, rows in enumerate(tensor):
         for shard, part in zip(slot.shards, rows.chunk(len(slot.shards), dim=0), strict=True):
-            port.load_into(target.data, part.to(target.device), slot.name, shard, expert)
-
-
-def _refresh(slot: _Slot) -> None:
-    """Compute again what the products read beside the codes, in place."""
-    layer: Any = slot.layer
-    codes, scales, outer = (layer._parameters[slot.name + suffix].data for suffix in _STORED)
-    weight = PackedWeight(slot.name, codes, scales, outer, layer._parameters[slot.name].dtype)
-    recipe = layer.quant_method.recipe
-    for suffix, tensor in weights.computed(weight, recipe, interleave=slot.name == W13).items():
-        layer._parameters[slot.name + suffix].data.copy_(tensor)
+            port.load_into(target, part.to(target.device), slot.name, shard, expert)
 
 
 def held(model: nn.Module) -> Iterator[PackedWeight]:
     """What `model` multiplies by, one trainer weight at a time, as `quads.sync.verify_sync` takes it.
 
+    From the kernels' order, which is all that a GPU keeps, each is made when it is asked for.
     RuntimeError under tensor or expert parallelism, where one rank does not hold whole weights.
     """
-    for site, slot in slots(model).items():
+    for sites in _by_layer(slots(model)):
+        name, slot = next(iter(sites.items()))
         layer: Any = slot.layer
-        method = layer.quant_method
         if getattr(layer, "tp_size", 1) > 1 or (slot.expert and (layer.use_ep or layer.moe_config.tp_size > 1)):
-            raise RuntimeError(f"{site} is sharded: compare engine weights with tensor_parallel_size=1")
-        codes, scales, outer = (layer._parameters[slot.name + suffix].data for suffix in _STORED)
-        if not slot.expert:
-            index = method.sites.index(site)
-            codes, scales = (part.split(method.rows, dim=0)[index] for part in (codes, scales))
-        yield PackedWeight(site, codes, scales, outer, layer._parameters[slot.name].dtype)
+            raise RuntimeError(f"{name} is sharded: compare engine weights with tensor_parallel_size=1")
+        whole = weights.exported(layer, slot.name)
+        rows = [whole.packed.shape[-2]] if slot.expert else layer.quant_method.rows
+        parts = zip(sites, *(t.split(rows, dim=-2) for t in (whole.packed, whole.scales)), strict=True)
+        for site, codes, scales in parts:
+            yield PackedWeight(site, codes, scales, whole.outer, whole.dtype)
 
 
 def checksums(update: Iterable[PackedWeight]) -> dict[str, str]:

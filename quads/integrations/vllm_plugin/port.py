@@ -28,7 +28,7 @@ class RefitPort:
 
     def __init__(self, layer: str, template: Parameter, commit: Callable[[Tensor], None]) -> None:
         self.layer, self._commit = layer, commit
-        self._shape, self._dtype, self._device = template.shape, template.dtype, template.device
+        self._shape, self._dtype, self.device = template.shape, template.dtype, template.device
         self._attributes = {k: v for k, v in template.__dict__.items() if k != "weight_loader"}
         self._loader: Callable[..., Any] = template.weight_loader  # type: ignore[attr-defined]
         self._stage: Parameter | None = None
@@ -40,7 +40,7 @@ class RefitPort:
 
     def __call__(self, param: Parameter, loaded_weight: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self._stage is None:
-            self._stage = self._dress(torch.empty(self._shape, dtype=self._dtype, device=self._device))
+            self._stage = self._dress(torch.empty(self._shape, dtype=self._dtype, device=self.device))
         with _CopiedElements() as copied:
             result = self._loader(self._stage, loaded_weight, *args, **kwargs)
         self._seen[(args, tuple(sorted(kwargs.items())))] = copied.count

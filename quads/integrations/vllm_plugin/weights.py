@@ -3,28 +3,42 @@
 A layer is created with its parameter in checkpoint shape, as vLLM's loaders want it. After loading, `write` puts
 derived tensors beside it and a `RefitPort` takes its place. Everything a CUDA graph reads is a registered parameter,
 so vLLM's layerwise reload copies new values into the storages that the graphs captured.
+
+Codes are kept once: as exported, or on a GPU in the order that its kernels read (`order_on`). `exported` gives the
+former from either, byte for byte.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import Module, Parameter
 
 from quads import qdq
-from quads.emulation import layout, quantizers
+from quads.emulation import quantizers
 from quads.emulation.quantizers import NVFP4Tensor
 from quads.integrations.vllm_plugin.port import RefitPort
+from quads.kernels import prepack
+from quads.kernels.prepack import HopperWeight, NativeWeight, PreparedWeight
 from quads.qdq import PackedWeight
 from quads.recipes import Recipe
 
-PACKED, SCALE, OUTER, VALUE = "_packed", "_scale", "_outer", "_value"
-_ORDERED = {"codes": "_ordered_codes", "scales": "_ordered_scales", "outer": "_ordered_outer"}
+VALUE = "_value"
+_EXPORTED = {"packed": "_packed", "scales": "_scale", "outer": "_outer"}
+_ORDERED = {"codes": "_ordered_codes", "scales": "_ordered_scales", "outer": "_ordered_outer"}  # outer is written last
 
-if TYPE_CHECKING:
-    from quads.kernels.prepack import PreparedWeight
+Order = Callable[..., PreparedWeight]
+
+
+def order_on(device: torch.device) -> Order | None:
+    """What reorders the weights of `device` for its kernels, as `gemm.prepare_weight`; None: kept as exported."""
+    if device.type != "cuda":
+        return None
+    from quads.kernels import gemm
+
+    return gemm.prepare_weight
 
 
 def derive(
@@ -32,8 +46,9 @@ def derive(
 ) -> dict[str, Tensor]:
     """The tensors to keep of `weight` [N, K] or [experts, N, K], by suffix; ValueError names `name` (NaN, bad K).
 
-    `rows` are the row counts of the fused parts. `group`: the process group over which the weight is sharded; its
-    amax, and so the outer scale, is that of the whole weight on every rank.
+    `rows` are the row counts of the fused parts. interleave: the rows are a gate half and an up half. `group`: the
+    process group over which the weight is sharded; its amax, and so the outer scale, is that of the whole weight on
+    every rank.
     """
     quantizers.check_input(weight, name)
     if recipe.rollout_weights == "fp8":
@@ -41,33 +56,21 @@ def derive(
         return {VALUE: torch.cat([qdq.fp8_weight(part) for part in parts], dim=-2)}
     outer = qdq.outer_from_amax(_amax(weight, group), recipe)
     packed = qdq.pack(weight, recipe, outer, name)
-    return {PACKED: packed.packed, SCALE: packed.scales, OUTER: packed.outer} | computed(packed, recipe, interleave)
+    order = order_on(weight.device)
+    if recipe.rollout_activations != "bf16" and order is not None:
+        return _by_suffix(order(packed, interleave=interleave), _ORDERED)
+    return _by_suffix(packed, _EXPORTED) | _values(packed, recipe)
 
 
-def computed(packed: PackedWeight, recipe: Recipe, interleave: bool) -> dict[str, Tensor]:
-    """What the products read beside the codes: values for unquantised activations; on a GPU the kernels' order.
-
-    interleave: the rows are a gate half and an up half.
-    """
-    if recipe.rollout_activations == "bf16":
-        return {VALUE: quantizers.dequantize(packed.quantized, packed.dtype)}
-    if not packed.packed.is_cuda:
+def _values(packed: PackedWeight, recipe: Recipe) -> dict[str, Tensor]:
+    """What unquantised activations are multiplied by."""
+    if recipe.rollout_activations != "bf16":
         return {}
-    from quads.kernels import gemm
-
-    ordered = gemm.prepare_weight(packed, interleave=interleave)
-    return {suffix: getattr(ordered, part) for part, suffix in _ORDERED.items()}
+    return {VALUE: quantizers.dequantize(packed.quantized, packed.dtype)}
 
 
-def prepared(layer: Module, name: str, interleave: bool) -> PreparedWeight:
-    """The weight `name` of `layer` as the kernels take it: views of registered parameters."""
-    from quads.kernels.prepack import HopperWeight, NativeWeight
-
-    codes, scales, outer = (layer._parameters[name + suffix].data for suffix in _ORDERED.values())  # type: ignore[union-attr]
-    if codes.ndim == 3:
-        return NativeWeight(codes, scales, outer)
-    n, k = layer._parameters[name].shape[-2:]  # type: ignore[union-attr]
-    return HopperWeight(codes, scales, outer, n, k, interleave)
+def _by_suffix(weight: object, suffixes: dict[str, str]) -> dict[str, Tensor]:
+    return {suffix: getattr(weight, field) for field, suffix in suffixes.items()}
 
 
 def _amax(weight: Tensor, group: object) -> Tensor:
@@ -100,9 +103,52 @@ def loaded(layer: Module, name: str) -> Tensor | None:
     return None if parameter is None or parameter.is_meta else parameter.data
 
 
+def keeps_codes(layer: Module, name: str) -> bool:
+    """Whether `layer` keeps weight `name` as codes and scales, in whatever order."""
+    return name + _EXPORTED["packed"] in layer._parameters or _is_ordered(layer, name)
+
+
+def _is_ordered(layer: Module, name: str) -> bool:
+    return name + _ORDERED["codes"] in layer._parameters
+
+
+def _fields(layer: Module, name: str, suffixes: dict[str, str]) -> tuple[Tensor, ...]:
+    return tuple(layer._parameters[name + suffix].data for suffix in suffixes.values())  # type: ignore[union-attr]
+
+
+def prepared(layer: Module, name: str, interleave: object = None) -> PreparedWeight:
+    """The weight `name` of `layer` as the kernels take it: views of registered parameters."""
+    codes, scales, outer = _fields(layer, name, _ORDERED)
+    if codes.ndim == 3:
+        return NativeWeight(codes, scales, outer)
+    n, k = layer._parameters[name].shape[-2:]  # type: ignore[union-attr]
+    return HopperWeight(codes, scales, outer, n, k, interleaved=outer.ndim == 2)
+
+
+def exported(layer: Module, name: str) -> PackedWeight:
+    """Weight `name` of `layer` as it was exported: what is kept, or made from the kernels' order."""
+    weight = layer._parameters[name]
+    assert weight is not None
+    if not _is_ordered(layer, name):
+        packed, scales, outer = _fields(layer, name, _EXPORTED)
+        return PackedWeight(name, packed, scales, outer, weight.dtype)
+    back = prepack.exported(prepared(layer, name))
+    outer = back.outer.reshape(len(back.outer), -1)[:, 0]  # gate and up share one
+    if weight.ndim == 3:
+        return PackedWeight(name, back.packed, back.scales, outer.reshape(-1, 1, 1), weight.dtype)
+    return PackedWeight(name, back.packed[0], back.scales[0], outer.reshape(()), weight.dtype)
+
+
+def rewrite(layer: Module, name: str, packed: PackedWeight, recipe: Recipe) -> None:
+    """Keep `packed` as weight `name` of `layer`, in place: its storages are there."""
+    order = order_on(packed.packed.device)
+    if order is None or not _is_ordered(layer, name):
+        write(layer, name, _by_suffix(packed, _EXPORTED) | _values(packed, recipe))
+    else:
+        held = prepared(layer, name)
+        order(packed, interleave=held.outer.ndim == 2, out=held)
+
+
 def quantized(layer: Module, name: str) -> NVFP4Tensor:
     """The codes, block scales and outer scale that `layer` keeps of weight `name`."""
-    parameters = layer._parameters
-    packed, scale, outer = (parameters[name + suffix] for suffix in (PACKED, SCALE, OUTER))
-    assert packed is not None and scale is not None and outer is not None
-    return NVFP4Tensor(layout.unpack(packed.data), scale.data, outer.data)
+    return exported(layer, name).quantized
