@@ -31,8 +31,8 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Packages, the GPU and its capabilities, vLLM, and the backend of every named recipe with the reason."""
-    return [*_packages(), *_gpu(), _vllm(), *_backends()]
+    """Packages, the GPU and its capabilities, vLLM and its NVFP4 GEMMs, the backend of every named recipe and why."""
+    return [*_packages(), *_gpu(), _vllm(), *_gemms(), *_backends()]
 
 
 def _packages() -> list[Row]:
@@ -67,6 +67,13 @@ def _vllm() -> Row:
 
 def _registered() -> bool:
     return any(point.name == "quads" for point in metadata.entry_points(group="vllm.general_plugins"))
+
+
+def _gemms() -> list[Row]:
+    from quads.integrations.vllm_plugin.fp4_gemms import GEMMS
+
+    reasons = [(f"vLLM's GEMM: {gemm.name}", gemm.missing()) for gemm in GEMMS]
+    return [Row(topic, reason or "yes", None if reason else True) for topic, reason in reasons]
 
 
 def _backends() -> list[Row]:

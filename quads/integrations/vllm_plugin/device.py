@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from quads.emulation.quantizers import BLOCK
+from quads.integrations.vllm_plugin import fp4
+from quads.integrations.vllm_plugin.fp4 import Fp4Weight
 from quads.kernels import compensate, gemm, moe
 from quads.kernels.compensate import RacOperand
 from quads.kernels.prepack import PreparedWeight, Quantized
@@ -31,6 +33,7 @@ class BlockList:
         self.recipe, self.total, self.seed = recipe, k // BLOCK, seed
         self.blocks = torch.arange(recipe.rac_blocks(k), dtype=torch.int32, device=device)
         self.ranks = compensate.ranks(self.blocks, self.total)
+        self.moved = True  # since the columns that it repeats were written behind a weight
         self.forget()
         self._age = 0
         self._draw()
@@ -43,6 +46,7 @@ class BlockList:
     def _keep(self, blocks: Tensor) -> None:
         self.blocks.copy_(blocks)
         self.ranks.copy_(compensate.ranks(self.blocks, self.total))
+        self.moved = True
 
     def forget(self) -> None:
         """Have a static selection chosen anew at the next call that may."""
@@ -58,7 +62,7 @@ class BlockList:
 
     def _draw(self) -> None:
         if self.recipe.rac_scope == "random":
-            drawn = torch.randperm(self.total, generator=torch.Generator().manual_seed(self.seed))
+            drawn = torch.randperm(self.total, generator=torch.Generator().manual_seed(self.seed), device="cpu")
             self._keep(drawn[: self.blocks.numel()].sort().values)
 
 
@@ -70,6 +74,26 @@ class Activations:
         listed = self.count and recipe.rac_scope in _LISTED
         self.list = BlockList(recipe, k, seed, device) if listed else None
         self.every = torch.arange(k // BLOCK, dtype=torch.int32, device=device)
+
+    @property
+    def extra(self) -> int:
+        """How many blocks the columns past K repeat."""
+        spread = self.count and self.recipe.rac_scope in ("token", "tile")
+        return self.every.numel() if spread else self.count
+
+    @property
+    def fixed(self) -> Tensor | None:
+        """The blocks that calls repeat, None where nothing is repeated or each call chooses for all its rows."""
+        if self.list is not None:
+            return self.list.blocks
+        return None if self.count == 0 or self.recipe.rac_scope == "batch" else self.every
+
+    def repeat(self, weight: Fp4Weight, blocks: Tensor | None) -> None:
+        """Write the columns `blocks` behind `weight`."""
+        if blocks is not None:
+            weight.gather(blocks)
+        if self.list is not None:
+            self.list.moved = False
 
     def forget_warm_up(self) -> None:
         """A CUDA graph is being captured: what was chosen so far came from the dummy tokens of its warm-up."""
@@ -113,6 +137,32 @@ def matmul(
     out = torch.bfloat16 if x.dtype == torch.bfloat16 else torch.float32
     plan_for = _INVARIANT_TOKENS if invariant else None
     return gemm.gemm(q, weight, blocks=blocks, out_dtype=out, plan_for=plan_for).to(x.dtype)
+
+
+def fp4_matmul(x: Tensor, weight: Fp4Weight, activations: Activations, *, calibrate: bool = False) -> Tensor:
+    """`matmul` through one of vLLM's own GEMMs: x bfloat16 or float16, one outer scale for all its rows."""
+    return fp4.matmul(_operand(x, weight, activations, calibrate), weight, x.dtype)
+
+
+def fp4_grouped_matmul(
+    x: Tensor, weight: Fp4Weight, activations: Activations, ends: Tensor, *, calibrate: bool = False
+) -> Tensor:
+    """Rows of x [M, K], sorted by expert and ending at `ends`, times [experts, N, K]; rows past the end give 0.
+
+    They take no part in a shared outer scale or selection either.
+    """
+    row = torch.arange(x.shape[0], device=x.device).unsqueeze(1)
+    return fp4.grouped_matmul(
+        _operand(torch.where(row < ends[-1], x, 0.0), weight, activations, calibrate), weight, ends
+    )
+
+
+def _operand(x: Tensor, weight: Fp4Weight, activations: Activations, calibrate: bool) -> Quantized:
+    """The quantised rows, once the columns that they repeat stand behind the weight."""
+    q, blocks = activations.operand(x, calibrate=calibrate)
+    if activations.fixed is None or (activations.list is not None and activations.list.moved):
+        activations.repeat(weight, blocks)
+    return q
 
 
 def experts(

@@ -62,6 +62,9 @@ class QuadsLinearMethod(_CheckpointShaped):
         super().create_weights(layer, *args, **kwargs)
         self.rows = list(kwargs.get("output_partition_sizes") or args[1])
         weight: Any = layer.weight
+        shape = backends.Shape((sum(self.rows),), weight.dtype)
+        self.backend = backends.for_layer(self.recipe, grouped=False, shape=shape)
+        self.product.gemm = self.backend.gemm
         whole = kwargs.get("input_size") or args[2]
         names.check_k(self.prefix, weight.shape[-1], f" of {whole} on this rank" if whole != weight.shape[-1] else "")
         if self.recipe.weight_block == "16x16" and any(rows % 16 for rows in self.rows):
@@ -97,4 +100,8 @@ class QuadsLinearMethod(_CheckpointShaped):
         sharded = getattr(layer, "tp_size", 1) > 1
         group = get_tp_group().device_group if sharded else None
         weights.write(layer, WEIGHT, weights.derive(weight, self.recipe, self.prefix, rows=self.rows, group=group))
-        self.product.new_weights()
+        self.product.new_weights(layer)
+
+    def refresh(self, layer: Module) -> None:
+        """Derive again what the product reads beside the codes, after they were written without this method."""
+        self.product.write_augmented(layer)

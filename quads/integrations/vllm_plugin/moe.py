@@ -122,6 +122,11 @@ class QuadsMoEMethod(_Experts):
             k = layer._parameters[name].shape[-1]  # type: ignore[union-attr]
             tp = self.moe.moe_parallel_config.tp_size
             names.check_k(site, k, f" on each of {tp} ranks" if name == W2 and tp > 1 else "")
+        w13, w2 = (layer._parameters[name] for name in self.sites)
+        shape = backends.Shape((w13.shape[1], w2.shape[1]), w13.dtype)  # type: ignore[union-attr]
+        self.backend = backends.for_layer(self.recipe, grouped=True, shape=shape)
+        for product in self.products.values():
+            product.gemm = self.backend.gemm
 
     def process_weights_after_loading(self, layer: Module) -> None:
         """Quantise what was loaded; called again after each of vLLM's reloads."""
@@ -142,15 +147,24 @@ class QuadsMoEMethod(_Experts):
 
     def _write(self, layer: Module, name: str, tensors: dict[str, Tensor]) -> None:
         weights.write(layer, name, tensors)
-        self.products[name].new_weights()
+        self.products[name].new_weights(layer)
+
+    def refresh(self, layer: Module) -> None:
+        """Derive again what the products read beside the codes, after they were written without this method."""
+        for product in self.products.values():
+            product.write_augmented(layer)
 
     def _commit(self, layer: Module, name: str) -> Callable[[Tensor], None]:
         return lambda weight: self._write(layer, name, self._derive(name, weight))
 
     def multiply(self, layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-        """As the base class; on a GPU through the fused kernels."""
+        """As the base class, with vLLM's grouped GEMM too; otherwise on a GPU through the fused kernels."""
         if not self.products[W13].on_kernels(x):
             return super().multiply(layer, x, topk_weights, topk_ids)
+        padding = padding_rows(x.shape[0]) if self._rows_share() else None
+        if self.backend.gemm:
+            ids = topk_ids if padding is None else topk_ids.masked_fill(padding.unsqueeze(1), -1)
+            return super().multiply(layer, x, topk_weights, ids)
         from quads.integrations.vllm_plugin import device
 
         for name in self.sites:
@@ -159,11 +173,14 @@ class QuadsMoEMethod(_Experts):
         prepared = (weights.prepared(layer, W13, interleave=True), weights.prepared(layer, W2, interleave=False))
         k13, k2 = (layer._parameters[name].shape[-1] for name in (W13, W2))
         rows = (self.products[W13].activations(k13, x.device), self.products[W2].activations(k2, x.device))
-        how: Any = {"calibrate": may_calibrate(), "invariant": envs.VLLM_BATCH_INVARIANT}
-        if self.recipe.rac_ratio > 0 and self.recipe.rac_scope == "batch":
-            how["padding"] = padding_rows(x.shape[0])
+        how: Any = {"calibrate": may_calibrate(), "invariant": envs.VLLM_BATCH_INVARIANT, "padding": padding}
         elsewhere = layer.expert_map is not None
         return device.experts(x, topk_weights, ids, prepared, rows, elsewhere=elsewhere, **how)
+
+    def _rows_share(self) -> bool:
+        """Whether rows decide together on an outer scale or a selection."""
+        chosen_together = self.recipe.rac_ratio > 0 and self.recipe.rac_scope == "batch"
+        return chosen_together or self.recipe.activation_outer == "tensor"
 
     def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
         weights.port_of(layer, name)

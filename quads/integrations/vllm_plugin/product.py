@@ -1,4 +1,4 @@
-"""Y = X W^T under a recipe, for one layer: the emulator on CPU, kernels on CUDA.
+"""Y = X W^T under a recipe, for one layer: the emulator on CPU; on CUDA quads.kernels or one of vLLM's own GEMMs.
 
 On CPU a layer computes with `quads.rollout`'s own products, so an engine and the engine-free rollout give the same
 bits for the same rows.
@@ -18,7 +18,10 @@ from vllm.forward_context import get_forward_context, is_forward_context_availab
 
 from quads import qdq, rollout
 from quads.compensation import BlockSelector
-from quads.integrations.vllm_plugin import weights
+from quads.integrations.vllm_plugin import fp4, weights
+from quads.integrations.vllm_plugin.fp4 import Fp4Weight
+from quads.integrations.vllm_plugin.fp4_gemms import Gemm
+from quads.kernels.prepack import NativeWeight
 from quads.recipes import Recipe
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ class LayerProduct:
 
     def __init__(self, recipe: Recipe, label: str, name: str, seed: int) -> None:
         self.recipe, self.label, self.name, self.seed = recipe, label, name, seed
+        self.gemm: Gemm | None = None  # one of vLLM's own, where the layer's backend is it
         self._selector: BlockSelector | None = None
         self._activations: Activations | None = None
 
@@ -38,8 +42,10 @@ class LayerProduct:
         if self.on_kernels(x):
             from quads.integrations.vllm_plugin import device
 
-            weight = weights.prepared(layer, self.name, interleave=False)
             rows = self.activations(x.shape[-1], x.device)
+            if self.gemm:
+                return device.fp4_matmul(_tokens(x), self._fp4_weight(layer), rows, calibrate=may_calibrate())
+            weight = weights.prepared(layer, self.name, interleave=False)
             return device.matmul(x, weight, rows, calibrate=may_calibrate(), invariant=envs.VLLM_BATCH_INVARIANT)
         value = layer._parameters.get(self.name + weights.VALUE)
         if self.recipe.rollout_weights == "fp8":
@@ -50,6 +56,11 @@ class LayerProduct:
 
     def grouped_matmul(self, layer: Module, x: Tensor, ends: Tensor) -> Tensor:
         """Rows of x [M, K], sorted by expert and ending at `ends`, times [experts, N, K]; rows past the end give 0."""
+        if self.gemm:
+            from quads.integrations.vllm_plugin import device
+
+            weight, rows = self._fp4_weight(layer), self.activations(x.shape[-1], x.device)
+            return device.fp4_grouped_matmul(x, weight, rows, ends, calibrate=may_calibrate())
         value = layer._parameters.get(self.name + weights.VALUE)
         if value is not None and self.recipe.rollout_weights == "fp8":
             return plain_grouped_matmul(value, qdq.fp8_activation(x), ends).to(x.dtype)
@@ -58,8 +69,8 @@ class LayerProduct:
         return self._nvfp4(layer, x.shape[-1]).grouped_matmul(_checked(x), ends)
 
     def on_kernels(self, x: Tensor) -> bool:
-        """Whether rows like `x` go through quads.kernels."""
-        return x.is_cuda and self.recipe.rollout_activations == "nvfp4"
+        """Whether rows like `x` go through quads.kernels or one of vLLM's own GEMMs."""
+        return (x.is_cuda or self.gemm is not None) and self.recipe.rollout_activations == "nvfp4"
 
     def activations(self, k: int, device: torch.device) -> Activations:
         """What quantises the rows on a GPU; made in the first warm-up, kept for the engine's life."""
@@ -68,16 +79,38 @@ class LayerProduct:
         if self._activations is None:
             with torch.inference_mode(False):  # vLLM runs under it, and a refit, which does not, writes these buffers
                 self._activations = Activations(self.recipe, k, self.seed, device)
-        if torch.cuda.is_current_stream_capturing():
+        if _capturing():
             self._activations.forget_warm_up()
         return self._activations
 
-    def new_weights(self) -> None:
+    def new_weights(self, layer: Module) -> None:
         """A refit ends a rollout: a static or random selection grows older. The first weights end none."""
         if self._selector is not None:
             self._selector.end_of_rollout()
         if self._activations is not None and self._activations.list is not None:
             self._activations.list.end_of_rollout()
+        self.write_augmented(layer)
+
+    def write_augmented(self, layer: Module) -> None:
+        """Write [W, W_sel] for vLLM's GEMM, in place where the storage exists; after every change of the codes."""
+        if self.gemm is None:
+            return
+        native = self._native(layer)
+        fp4.check_one_scale(native, self.label)
+        rows = self.activations(native.k, native.codes.device)
+        kept = fp4.augmented(native, rows.extra)
+        weights.write(layer, self.name, kept)
+        if kept:
+            rows.repeat(self._fp4_weight(layer), rows.fixed)
+
+    def _native(self, layer: Module) -> NativeWeight:
+        prepared = weights.prepared(layer, self.name, interleave=False)
+        assert isinstance(prepared, NativeWeight), "a Blackwell layer keeps its codes in their order"
+        return prepared
+
+    def _fp4_weight(self, layer: Module) -> Fp4Weight:
+        assert self.gemm is not None
+        return fp4.weight_of(layer, self.name, self._native(layer), self.gemm.run)
 
     def _nvfp4(self, layer: Module, k: int) -> rollout.Nvfp4Product:
         selector = BlockSelector(self.recipe, k, self.seed)
@@ -127,9 +160,19 @@ def padding_rows(rows: int) -> Tensor | None:
     return None if first is None or first.shape[0] < rows else first[:rows] < 0
 
 
+def _tokens(x: Tensor) -> Tensor:
+    """`x` with zeros in the rows that a CUDA graph pads it with: their garbage must not decide a shared outer scale."""
+    padding = padding_rows(x.shape[0])
+    return x if padding is None else x.masked_fill(padding.unsqueeze(1), 0.0)
+
+
 def may_calibrate() -> bool:
     """Whether a static selection may be taken from this call: real tokens, and not while a CUDA graph is captured."""
-    return real_run() and not torch.cuda.is_current_stream_capturing()
+    return real_run() and not _capturing()
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _checked(x: Tensor) -> Tensor:
@@ -140,12 +183,13 @@ def _checked(x: Tensor) -> Tensor:
 def expert_rows(topk_ids: Tensor, experts: int, expert_map: Tensor | None) -> tuple[Tensor, Tensor]:
     """(order, ends): the order that sorts (token, choice) pairs by local expert, and where each expert's rows end.
 
-    Pairs whose expert lives on another rank (-1 in `expert_map`) come last, past every end.
+    Pairs without an expert (a negative id) or whose expert lives on another rank (-1 in `expert_map`) come last, past
+    every end.
     """
     ids = topk_ids.reshape(-1).long()
     if expert_map is not None:
-        ids = expert_map[ids].long()
-        ids = torch.where(ids < 0, experts, ids)
+        ids = torch.where(ids < 0, ids, expert_map[ids.clamp(min=0)].long())
+    ids = torch.where(ids < 0, experts, ids)
     order = torch.sort(ids, stable=True).indices
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=ids.device).scatter_add_(0, ids, torch.ones_like(ids))
     return order, counts[:experts].cumsum(0).to(torch.int32)

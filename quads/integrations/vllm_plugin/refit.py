@@ -18,6 +18,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from quads.integrations.vllm_plugin import packed
+from quads.integrations.vllm_plugin.linear import QuadsLinearMethod
+from quads.integrations.vllm_plugin.moe import QuadsMoEMethod
 from quads.sync import PackedWeight
 
 Update = tuple[str, Tensor] | PackedWeight
@@ -55,6 +57,7 @@ class Snapshot:
         with torch.no_grad():
             for tensor, value in self._values:
                 tensor.data.copy_(value)
+            refresh(self.model)
 
 
 def _aside(tensor: Tensor) -> Tensor:
@@ -78,6 +81,7 @@ def apply_update(
         check_complete(model)
         finalize_layerwise_reload(model, model_config)
         packed.load(model, codes, checksums)
+        refresh(model)
         check_finite(model)
     except BaseException as error:
         before.restore()
@@ -86,6 +90,14 @@ def apply_update(
                 f"weight update refused, old weights kept: {str(error) or type(error).__name__}"
             ) from error
         raise
+
+
+def refresh(model: nn.Module) -> None:
+    """Have every layer derive again what it keeps beside its codes: packed weights and a snapshot bypass its method."""
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(method, (QuadsLinearMethod, QuadsMoEMethod)):
+            method.refresh(module)
 
 
 def _full_precision(update: Iterable[Update], codes: list[PackedWeight]) -> Iterator[tuple[str, Tensor]]:
