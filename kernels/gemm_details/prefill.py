@@ -86,7 +86,7 @@ def grouped_product(
         TensorDescriptor.from_tensor(w.view(experts * n, k), [tile.columns, tile.depth]),
         out, grouping.slots, grouping.groups, x_outer, w_outer, row_blocks, n, grouping.share,
         STEPS=-(-k // tile.depth), OUTER_PER_ROW=x_outer.numel() > 1, SWIGLU=swiglu,
-        BM=ROWS, BN=tile.columns, BK=tile.depth, BAND=tile.band, PROGRAMS=programs, FLATTEN=tile.flatten,
+        BM=ROWS, BN=tile.columns, BK=tile.depth, BAND=tile.band, FLATTEN=tile.flatten,
         num_stages=tile.stages, num_warps=tile.warps, enable_fp_fusion=False,
     )  # fmt: skip
     return out

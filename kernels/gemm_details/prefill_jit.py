@@ -131,7 +131,7 @@ def _used(groups, row_blocks):
     return count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_blocks"])
 def grouped_product(
     x_desc,  # [row_blocks * BM, K]
     w_desc,  # [experts * n, K]
@@ -150,7 +150,6 @@ def grouped_product(
     BN: tl.constexpr,
     BK: tl.constexpr,
     BAND: tl.constexpr,  # row blocks that take turns at one tile of columns
-    PROGRAMS: tl.constexpr,
     FLATTEN: tl.constexpr,
 ):
     tiles_n = tl.cdiv(n, BN)
@@ -164,7 +163,7 @@ def grouped_product(
             )  # fmt: skip
     else:
         used = _used(groups, row_blocks)
-        for tile in tl.range(tl.program_id(0), used * tiles_n, PROGRAMS, flatten=FLATTEN):
+        for tile in tl.range(tl.program_id(0), used * tiles_n, tl.num_programs(0), flatten=FLATTEN):
             band = tile // (BAND * tiles_n)
             height = min(used - band * BAND, BAND)
             block = band * BAND + tile % (BAND * tiles_n) % height
