@@ -170,7 +170,7 @@ class QuadsMoEMethod(_Experts):
         for name in self.sites:
             weights.port_of(layer, name)
         ids = topk_ids if layer.expert_map is None else layer.expert_map[topk_ids.long()]
-        prepared = (weights.prepared(layer, W13, interleave=True), weights.prepared(layer, W2, interleave=False))
+        prepared = (weights.prepared(layer, W13), weights.prepared(layer, W2))
         k13, k2 = (layer._parameters[name].shape[-1] for name in (W13, W2))
         rows = (self.products[W13].activations(k13, x.device), self.products[W2].activations(k2, x.device))
         how: Any = {"calibrate": may_calibrate(), "invariant": envs.VLLM_BATCH_INVARIANT, "padding": padding}

@@ -45,7 +45,7 @@ class LayerProduct:
             rows = self.activations(x.shape[-1], x.device)
             if self.gemm:
                 return device.fp4_matmul(_tokens(x), self._fp4_weight(layer), rows, calibrate=may_calibrate())
-            weight = weights.prepared(layer, self.name, interleave=False)
+            weight = weights.prepared(layer, self.name)
             return device.matmul(x, weight, rows, calibrate=may_calibrate(), invariant=envs.VLLM_BATCH_INVARIANT)
         value = layer._parameters.get(self.name + weights.VALUE)
         if self.recipe.rollout_weights == "fp8":
@@ -104,7 +104,7 @@ class LayerProduct:
             rows.repeat(self._fp4_weight(layer), rows.fixed)
 
     def _native(self, layer: Module) -> NativeWeight:
-        prepared = weights.prepared(layer, self.name, interleave=False)
+        prepared = weights.prepared(layer, self.name)
         assert isinstance(prepared, NativeWeight), "a Blackwell layer keeps its codes in their order"
         return prepared
 
