@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
 from quads.gap import token_logps
+from quads.integrations.vllm_plugin import weights
+from quads.kernels import prepack
 from quads.recipes import Recipe
 from quads.rollout import rollout_numerics
 
@@ -30,6 +35,12 @@ _SHAPE: dict[str, Any] = {
     "head_dim": 32,
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
+}
+# In what order an engine keeps its codes: as on a CPU, on Hopper, on Blackwell. The emulator multiplies by all of them.
+ORDERS: dict[str, Any] = {
+    "exported": None,
+    "hopper": prepack.prepare_hopper,
+    "native": lambda b, *, interleave, out=None: prepack.prepare_native(b, halves=interleave, out=out),
 }
 _MOE: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
@@ -65,6 +76,14 @@ def start(folder: Path, trainer: Any, recipe: Recipe, **options: Any) -> Any:
         "disable_log_stats": True,
     }
     return LLM(model=str(folder), **{**fixed, **options})
+
+
+@contextmanager
+def kept_in(order: Any) -> Iterator[None]:
+    """Engines of this block keep their codes in `order` (a value of ORDERS)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "order_on", lambda device: order)
+        yield
 
 
 def addresses(llm: Any) -> dict[str, int]:

@@ -18,6 +18,7 @@ def main(rank: int, folder: Path, port: int, expert_parallel: bool) -> None:
     from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
 
     from quads.integrations.vllm_plugin import packed
+    from tests.quads import engine
 
     arguments = EngineArgs(
         model=str(folder),
@@ -28,21 +29,31 @@ def main(rank: int, folder: Path, port: int, expert_parallel: bool) -> None:
         dtype="float32",
         max_model_len=64,
     )
-    config = arguments.create_engine_config()
-    with set_current_vllm_config(config), torch.no_grad():
-        init_distributed_environment(2, rank, f"tcp://127.0.0.1:{port}", rank, backend="gloo")
-        initialize_model_parallel(2)
-        model = initialize_model(vllm_config=config)
-        model.load_weights(load_file(folder / "model.safetensors").items())
-        process_weights_after_loading(model, config.model_config, torch.device("cpu"))
-        torch.save(_kept(model), folder / f"loaded{rank}.pt")
-        packed.load(model, torch.load(folder / "packed.pt", weights_only=False))
-        torch.save(_kept(model), folder / f"refitted{rank}.pt")
+    for order, prepare in engine.ORDERS.items():
+        config = arguments.create_engine_config()
+        with set_current_vllm_config(config), torch.no_grad(), engine.kept_in(prepare):
+            if order == "exported":
+                init_distributed_environment(2, rank, f"tcp://127.0.0.1:{port}", rank, backend="gloo")
+                initialize_model_parallel(2)
+            model = initialize_model(vllm_config=config)
+            model.load_weights(load_file(folder / "model.safetensors").items())
+            process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+            torch.save(_kept(model), folder / f"{order}-loaded{rank}.pt")
+            packed.load(model, torch.load(folder / "packed.pt", weights_only=False))
+            torch.save(_kept(model), folder / f"{order}-refitted{rank}.pt")
 
 
 def _kept(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    endings = ("_packed", "_scale", "_outer")
-    return {name: p.data.clone() for name, p in model.named_parameters() if name.endswith(endings)}
+    """As exported, by the names of vLLM's parameters and the field."""
+    from quads.integrations.vllm_plugin import packed, weights
+
+    names = {id(module): name for name, module in model.named_modules()}
+    kept = {}
+    for slot in packed.slots(model).values():
+        whole = weights.exported(slot.layer, slot.name)
+        for field in ("packed", "scales", "outer"):
+            kept[f"{names[id(slot.layer)]}.{slot.name} {field}"] = getattr(whole, field).clone()
+    return kept
 
 
 if __name__ == "__main__":

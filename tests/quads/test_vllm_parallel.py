@@ -77,24 +77,28 @@ def expected(whole: dict[str, PackedWeight], field: str, kind: str, rank: int) -
     }
 
 
+@pytest.mark.parametrize("order", list(engine.ORDERS))
 @pytest.mark.parametrize("when", ["loaded", "refitted"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_holds_its_slice_of_the_whole_weights_codes_and_scales(ranks: Any, when: str, rank: int) -> None:
+def test_a_rank_holds_its_slice_of_the_whole_weights_codes_and_scales(
+    ranks: Any, when: str, rank: int, order: str
+) -> None:
     kind, folder, whole = ranks
-    kept = torch.load(folder / f"{when}{rank}.pt")
-    for suffix, field in (("_packed", "packed"), ("_scale", "scales")):
+    kept = torch.load(folder / f"{order}-{when}{rank}.pt")
+    for field in ("packed", "scales"):
         for name, wanted in expected(whole[when], field, kind, rank).items():
-            assert torch.equal(kept[f"{LAYER}.{name}{suffix}"], wanted), (name, suffix)
+            assert torch.equal(kept[f"{LAYER}.{name} {field}"], wanted), (name, field)
 
 
+@pytest.mark.parametrize("order", list(engine.ORDERS))
 @pytest.mark.parametrize("when", ["loaded", "refitted"])
-def test_outer_scales_are_those_of_the_whole_weight(ranks: Any, when: str) -> None:
+def test_outer_scales_are_those_of_the_whole_weight(ranks: Any, when: str, order: str) -> None:
     kind, folder, whole = ranks
     for rank in (0, 1):
-        kept = torch.load(folder / f"{when}{rank}.pt")
+        kept = torch.load(folder / f"{order}-{when}{rank}.pt")
         outer = whole[when][f"{LAYER}.mlp.experts.down_proj"].outer
         mine = cut(outer, 0, rank) if kind == "ep" else outer
-        assert torch.equal(kept[f"{LAYER}.mlp.experts.routed_experts.w2_weight_outer"], mine)
+        assert torch.equal(kept[f"{LAYER}.mlp.experts.routed_experts.w2_weight outer"], mine)
         q, k = (whole[when][f"{LAYER}.self_attn.{x}_proj"].outer for x in "qk")
         assert torch.equal(q, k)
-        assert torch.equal(kept[f"{LAYER}.self_attn.qkv_proj.weight_outer"], q)
+        assert torch.equal(kept[f"{LAYER}.self_attn.qkv_proj.weight outer"], q)

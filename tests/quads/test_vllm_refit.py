@@ -26,18 +26,23 @@ PROMPTS = engine.tokens(2, 10)
 FLOOR = 2e-5  # float32: two engines add up in another order (test_vllm_logprobs measures about 2e-6)
 
 
-@pytest.fixture(scope="module", params=["bf16", "nvfp4", "quads"])
+ARMS = ["bf16", "nvfp4", "quads", "nvfp4 native", "quads hopper"]  # a recipe, and a GPU's order of its codes
+
+
+@pytest.fixture(scope="module", params=ARMS)
 def served(request: Any, tmp_path_factory: Any) -> Iterator[Any]:
     """(engine, recipe, model A, model B): the engine starts with A."""
-    recipe = recipes.load(request.param)
+    name, _, order = request.param.partition(" ")
+    recipe = recipes.load(name)
     a, b = engine.model(seed=0), engine.model(seed=5)
     folder = tmp_path_factory.mktemp("a")
     b.save_pretrained(folder / "b")
     options = {"weight_transfer_config": {"backend": "quads"}}
-    llm = engine.start(folder / "a", a, recipe, **options)
-    llm.init_weight_transfer_engine({"init_info": {}})
-    yield llm, recipe, a, b, folder
-    colocate.stop(llm)
+    with engine.kept_in(engine.ORDERS[order or "exported"]):
+        llm = engine.start(folder / "a", a, recipe, **options)
+        llm.init_weight_transfer_engine({"init_info": {}})
+        yield llm, recipe, a, b, folder
+        colocate.stop(llm)
 
 
 def logps(llm: Any) -> list[torch.Tensor]:

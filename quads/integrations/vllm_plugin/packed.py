@@ -202,6 +202,6 @@ def checksums(update: Iterable[PackedWeight]) -> dict[str, str]:
     for weight in update:
         digest = hashlib.sha256()
         for tensor in (weight.packed, weight.scales, weight.outer):
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         result[weight.name] = digest.hexdigest()
     return result

@@ -116,7 +116,7 @@ def _fields(layer: Module, name: str, suffixes: dict[str, str]) -> tuple[Tensor,
     return tuple(layer._parameters[name + suffix].data for suffix in suffixes.values())  # type: ignore[union-attr]
 
 
-def prepared(layer: Module, name: str, interleave: object = None) -> PreparedWeight:
+def prepared(layer: Module, name: str) -> PreparedWeight:
     """The weight `name` of `layer` as the kernels take it: views of registered parameters."""
     codes, scales, outer = _fields(layer, name, _ORDERED)
     if codes.ndim == 3:
