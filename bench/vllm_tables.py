@@ -77,15 +77,15 @@ def throughput(arms: Results) -> str:
     """Output tokens a second by arm and load, then each ratio with its goal."""
     loads = list(dict.fromkeys(load for arm in arms.values() for load in arm.get("tokens_per_s", {})))
     head = "".join(f"{load:>10}" for load in loads)
-    lines = [f"{'tokens/s':22}{head}   prefill   weights     peak   refit  A-B-A   together-alone"]
+    lines = [f"{'tokens/s':22}{head}   weights     peak   refit  A-B-A   together-alone"]
     for name, arm in arms.items():
         row = "".join(f"{_at(arm, 'tokens_per_s', load):10.0f}" for load in loads)
         refits = arm.get("refit_s") or [_NONE]
         memory = f"{arm.get('weights_gib', _NONE):8.2f} G {arm.get('peak_gib', _NONE):6.1f} G"
         why = arm.get("error") or arm.get("refit_error") or ""
-        prefill, batch = arm.get("prefill_tokens_per_s", _NONE), _at(arm, "batch", "prefill", "mean")
+        batch = _at(arm, "batch", "prefill", "mean")
         said = f"{refits[-1]:6.2f} s  {arm.get('aba_equal', '-')!s:>5}  {batch:8.4f}  {why[:100]}"
-        lines.append(f"{name:22}{row}{prefill:10.0f}{memory}{said}")
+        lines.append(f"{name:22}{row}{memory}{said}")
     for ours, theirs, goal in GOALS:
         ratios = [_ratio(arms, ours, theirs, load) for load in loads]
         measured = [ratio for ratio in ratios if not math.isnan(ratio)]
