@@ -26,8 +26,9 @@ CROSSOVER = 80
 class Tile:
     """One step of a program of the grouped product, ROWS x columns x depth, and how programs share the chip.
 
-    band: row blocks that take turns at one tile of columns; programs: of each processor; flatten: one loop over tiles
-    and K, so that loads of the next tile start before the results of this one are stored.
+    band: row blocks that take turns at one tile of columns; programs: of each processor, or 0: one for each tile;
+    halves: a row block at most half full takes half the work; flatten: one loop over tiles and K, so that loads of the
+    next tile start before the results of this one are stored (not with halves).
     """
 
     columns: int = 256
@@ -36,6 +37,7 @@ class Tile:
     warps: int = 8
     band: int = 8
     programs: int = 1
+    halves: bool = False
     flatten: bool = False
 
 
@@ -80,13 +82,15 @@ def grouped_product(
     tiles = row_blocks * -(-n // tile.columns)
     if tiles == 0:
         return out
-    programs = tiles if support.interpreting() else min(tiles, tile.programs * _processors(x.device))
+    alone = support.interpreting() or tile.programs == 0
+    programs = tiles if alone else min(tiles, tile.programs * _processors(x.device))
     prefill_jit.grouped_product[(programs,)](
         TensorDescriptor.from_tensor(x, [ROWS, tile.depth]),
+        TensorDescriptor.from_tensor(x, [ROWS // 2, tile.depth]),
         TensorDescriptor.from_tensor(w.view(experts * n, k), [tile.columns, tile.depth]),
         out, grouping.slots, grouping.groups, x_outer, w_outer, row_blocks, n, grouping.share,
         STEPS=-(-k // tile.depth), OUTER_PER_ROW=x_outer.numel() > 1, SWIGLU=swiglu,
-        BM=ROWS, BN=tile.columns, BK=tile.depth, BAND=tile.band, FLATTEN=tile.flatten,
+        BM=ROWS, BN=tile.columns, BK=tile.depth, BAND=tile.band, HALVES=tile.halves, FLATTEN=tile.flatten,
         num_stages=tile.stages, num_warps=tile.warps, enable_fp_fusion=False,
     )  # fmt: skip
     return out

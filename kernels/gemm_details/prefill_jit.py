@@ -79,7 +79,7 @@ def _scatter(out, slot, columns, width, y):
 
 @triton.jit
 def _grouped_tile(
-    block,
+    row,
     column,
     expert,
     x_desc,
@@ -99,10 +99,10 @@ def _grouped_tile(
 ):
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     for k in range(STEPS):
-        x = x_desc.load([block * BM, k * BK])
+        x = x_desc.load([row, k * BK])
         w = w_desc.load([expert * n + column, k * BK])
         acc = tl.dot(x, w.T, acc, input_precision="ieee")
-    slot = tl.load(slots + block * BM + tl.arange(0, BM))
+    slot = tl.load(slots + row + tl.arange(0, BM))
     if OUTER_PER_ROW:
         outer = tl.load(x_outer + slot // share, mask=slot >= 0, other=0.0)
     else:
@@ -122,6 +122,40 @@ def _grouped_tile(
 
 
 @triton.jit
+def _block_tile(
+    block,
+    column,
+    expert,
+    x_desc,
+    x_half_desc,
+    w_desc,
+    out,
+    slots,
+    x_outer,
+    w_outer,
+    n,
+    share,
+    STEPS: tl.constexpr,
+    OUTER_PER_ROW: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    HALVES: tl.constexpr,
+):
+    if HALVES and tl.load(slots + block * BM + BM // 2) < 0:  # slots fill a block from its front
+        _grouped_tile(
+            block * BM, column, expert, x_half_desc, w_desc, out, slots, x_outer, w_outer,
+            n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM // 2, BN, BK,
+        )  # fmt: skip
+    else:
+        _grouped_tile(
+            block * BM, column, expert, x_desc, w_desc, out, slots, x_outer, w_outer,
+            n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM, BN, BK,
+        )  # fmt: skip
+
+
+@triton.jit
 def _used(groups, row_blocks):
     """How many row blocks hold rows: groups are -1 past the last."""
     count = 0
@@ -134,6 +168,7 @@ def _used(groups, row_blocks):
 @triton.jit(do_not_specialize=["row_blocks"])
 def grouped_product(
     x_desc,  # [row_blocks * BM, K]
+    x_half_desc,  # the same in tiles of BM / 2 rows
     w_desc,  # [experts * n, K]
     out,  # bfloat16 [rows out, n], or [rows out, n / 2] (SwiGLU)
     slots,  # int32 [row_blocks * BM]: output row or -1
@@ -150,6 +185,7 @@ def grouped_product(
     BN: tl.constexpr,
     BK: tl.constexpr,
     BAND: tl.constexpr,  # row blocks that take turns at one tile of columns
+    HALVES: tl.constexpr,  # row blocks that are at most half full take half the work
     FLATTEN: tl.constexpr,
 ):
     tiles_n = tl.cdiv(n, BN)
@@ -157,17 +193,21 @@ def grouped_product(
         block = tl.program_id(0) // tiles_n
         expert = tl.load(groups + block)
         if expert >= 0:
-            _grouped_tile(
-                block, tl.program_id(0) % tiles_n * BN, expert, x_desc, w_desc, out, slots, x_outer, w_outer,
-                n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM, BN, BK,
+            _block_tile(
+                block, tl.program_id(0) % tiles_n * BN, expert, x_desc, x_half_desc, w_desc, out, slots, x_outer,
+                w_outer, n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM, BN, BK, HALVES,
             )  # fmt: skip
     else:
-        used = _used(groups, row_blocks)
+        used = row_blocks
+        if FLATTEN:
+            used = _used(groups, row_blocks)  # a branch around the tile would keep the loops apart
         for tile in tl.range(tl.program_id(0), used * tiles_n, tl.num_programs(0), flatten=FLATTEN):
             band = tile // (BAND * tiles_n)
             height = min(used - band * BAND, BAND)
             block = band * BAND + tile % (BAND * tiles_n) % height
-            _grouped_tile(
-                block, tile % (BAND * tiles_n) // height * BN, tl.load(groups + block), x_desc, w_desc, out, slots,
-                x_outer, w_outer, n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM, BN, BK,
-            )  # fmt: skip
+            expert = tl.load(groups + block)
+            if FLATTEN or expert >= 0:
+                _block_tile(
+                    block, tile % (BAND * tiles_n) // height * BN, expert, x_desc, x_half_desc, w_desc, out, slots,
+                    x_outer, w_outer, n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM, BN, BK, HALVES,
+                )  # fmt: skip

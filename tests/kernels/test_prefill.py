@@ -79,8 +79,8 @@ def routed_only(y: Tensor, ids: Tensor) -> Tensor:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter's operands are FP32")
 @pytest.mark.parametrize("swiglu", [False, True])
-@pytest.mark.parametrize("per_row", [False, True])
-def test_grouped_product_equals_the_emulator(launch: Launch, swiglu: bool, per_row: bool) -> None:
+@pytest.mark.parametrize(("per_row", "halves"), [(False, False), (True, False), (True, True)])
+def test_grouped_product_equals_the_emulator(launch: Launch, swiglu: bool, per_row: bool, halves: bool) -> None:
     """N and K are no multiples of a tile, expert 3 has two row blocks, expert 2 none."""
     n, k, rows = 88, 48, 150
     a, w = quantized(n, k, rows)
@@ -98,7 +98,7 @@ def test_grouped_product_equals_the_emulator(launch: Launch, swiglu: bool, per_r
         outer if swiglu else outer[:, 0].contiguous(),
         grouping,
         swiglu=swiglu,
-        tile=prefill.Tile(columns=32, depth=32),
+        tile=prefill.Tile(columns=32, depth=32, halves=halves),
     )
     wide = outer.repeat_interleave(n // 2, 1) if swiglu else outer[:, :1].expand(EXPERTS, n)
     want = expected(a, w, ids, wide)
@@ -134,15 +134,16 @@ def test_passes_compile_without_a_gpu() -> None:
 
 
 SIGNATURE = {
-    "x_desc": "tensordesc<bf16[128, 64]>", "w_desc": "tensordesc<bf16[256, 64]>", "out": "*bf16",
+    "x_desc": "tensordesc<bf16[128, 64]>", "x_half_desc": "tensordesc<bf16[64, 64]>",
+    "w_desc": "tensordesc<bf16[256, 64]>", "out": "*bf16",
     "slots": "*i32", "groups": "*i32", "x_outer": "*fp32", "w_outer": "*fp32",
     **dict.fromkeys(("row_blocks", "n", "share"), "i32"),
 }  # fmt: skip
 
 
 @pytest.mark.slow
-def test_grouped_product_compiles_to_asynchronous_wgmma_and_fits_hopper() -> None:
-    tile = prefill.Tile()
+@pytest.mark.parametrize("tile", [prefill.Tile(), prefill.Tile(halves=True), prefill.Tile(flatten=True)], ids=str)
+def test_grouped_product_compiles_to_asynchronous_wgmma_and_fits_hopper(tile: prefill.Tile) -> None:
     jobs = [
         Job(
             kernel="quads.kernels.gemm_details.prefill_jit:grouped_product",
@@ -151,7 +152,8 @@ def test_grouped_product_compiles_to_asynchronous_wgmma_and_fits_hopper() -> Non
             divisible=("out", "slots", "groups", "x_outer", "w_outer", "n"),
             constants={
                 "STEPS": 32, "OUTER_PER_ROW": True, "SWIGLU": swiglu, "BM": prefill.ROWS, "BN": tile.columns,
-                "BK": tile.depth, "BAND": tile.band, "FLATTEN": tile.flatten,
+                "BK": tile.depth, "BAND": tile.band, "HALVES": tile.halves,
+                "FLATTEN": tile.flatten,
             },
             options={"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": False},
         )
@@ -205,7 +207,7 @@ def test_decoded_operands_equal_the_formats_tables(interleaved: bool, lists: str
 @pytest.mark.parametrize("swiglu", [False, True])
 def test_grouped_product_agrees_with_the_decode_kernel(swiglu: bool, residual: bool) -> None:
     """Two orders of K: each product lies within 5.25 n 2^-23 sum |a w| of the exact one, then alpha and bf16 round."""
-    n, k, rows = 352, 768, 700
+    n, k, rows = 1568, 768, 2100  # more tiles than programs, a last band that is not full
     extra = k // 32 if residual else 0
     w, a = random_operand(EXPERTS, n, k), random_operand(rows, k + 16 * extra)
     lists = torch.stack([torch.randperm(k // 16)[:extra] for _ in range(EXPERTS)]).int().cuda()
@@ -223,12 +225,33 @@ def test_grouped_product_agrees_with_the_decode_kernel(swiglu: bool, residual: b
         assert ((got - other).abs() <= bound(a, w, blocks, ids) + 2.0**-7 * other.abs()).all()
 
 
+@pytest.mark.gpu
+@HOPPER
+@pytest.mark.parametrize(
+    "tile", [prefill.Tile(halves=True), prefill.Tile(programs=0), prefill.Tile(flatten=True)], ids=str
+)
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_no_tile_changes_a_bit(tile: prefill.Tile, swiglu: bool) -> None:
+    n, k, rows = 1568, 768, 2100
+    grouping = routing.route(routed_ids(rows).cuda(), EXPERTS, prefill.ROWS)
+    x = expand.expand_routed(random_operand(rows, k), grouping)
+    w = expand.expand_weight(prepack.prepare_hopper(random_operand(EXPERTS, n, k), interleave=swiglu))
+    outer = torch.rand(EXPERTS * (2 if swiglu else 1), device="cuda") * 2.0**-6
+    default, other = (
+        routed_only(
+            prefill.grouped_product(x, w, torch.ones((), device="cuda"), outer, grouping, swiglu=swiglu, tile=t),
+            routed_ids(rows).cuda(),
+        )
+        for t in (prefill.Tile(), tile)
+    )
+    assert default.abs().sum() > 0 and torch.equal(default, other)
+
+
 def bound(a: PackedNVFP4, w: PackedNVFP4, blocks: Tensor | None, ids: Tensor) -> Tensor:
     """Twice 5.25 n 2^-23 alpha sum |a w|, for each pair and row of its expert's weight."""
-    x, wide = values(a.packed.cpu(), a.scales.cpu()).abs(), values(w.packed.cpu(), w.scales.cpu()).abs()
+    x, wide = (values(q.packed.cpu(), q.scales.cpu()).abs().cuda() for q in (a, w))
     if blocks is not None:
-        more = [e.unflatten(1, (-1, 16))[:, b.long()].flatten(1) for e, b in zip(wide, blocks.cpu(), strict=True)]
+        more = [e.unflatten(1, (-1, 16))[:, b.long()].flatten(1) for e, b in zip(wide, blocks, strict=True)]
         wide = torch.cat([wide, torch.stack(more)], dim=2)
-    flat = ids.flatten().cpu()
-    sizes = torch.stack([x[i // ids.shape[1]] @ wide[e].T for i, e in enumerate(flat.tolist())])
-    return (2 * 5.25 * 2.0**-23 * (x.shape[1] // 16 + 1) * 2.0**-12 * sizes).cuda()
+    sizes = torch.stack([x @ e.T for e in wide])[ids.flatten().long(), torch.arange(ids.numel()).cuda() // ids.shape[1]]
+    return 2 * 5.25 * 2.0**-23 * (x.shape[1] // 16 + 1) * 2.0**-12 * sizes
