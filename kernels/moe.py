@@ -22,6 +22,7 @@ from quads.kernels.moe_details.swiglu import swiglu
 from quads.kernels.prepack import HopperWeight, PreparedWeight, Quantized
 
 _MANY_TILES = 8 * 132  # thread blocks enough to fill an H200 several times
+_LONG_K = 1024
 
 # Quantises rows [M, K] and says which K blocks the columns past K repeat: int32 [S], [experts, S], or None.
 Quantizer = Callable[[Tensor], tuple[Quantized, Tensor | None]]
@@ -99,16 +100,20 @@ def grouped(
         return prefill.grouped(a, weight, grouping, blocks, swiglu=swiglu_rows)
     most = grouping.groups.numel() if pairs is None else routing.most_blocks(pairs, weight.experts, width)
     if most * weight.codes.shape[1] >= _MANY_TILES:
-        plan = rows_plan(width, residual=blocks is not None)
+        plan = rows_plan(width, weight.k)
         return grouped_rows.grouped(a, weight, plan, grouping, blocks=blocks, swiglu=swiglu_rows)
     split = split_plan(width, weight)
     return hopper.decode(a, weight, split, blocks=blocks, grouping=grouping, swiglu=swiglu_rows)
 
 
-def rows_plan(width: int, *, residual: bool) -> grouped_rows.GroupedPlan:
-    """Thread-block shape where there are enough blocks of rows to fill the chip several times (NOTES-gemm.md)."""
-    resident = {8: 4, 16: 4, 24: 3, 32: 2 if residual else 3}[width]
-    return grouped_rows.GroupedPlan(tokens=width, min_blocks=resident)
+def rows_plan(width: int, k: int) -> grouped_rows.GroupedPlan:
+    """Thread-block shape where there are enough blocks of rows to fill the chip several times (NOTES-gemm.md).
+
+    Along a long K eight warps share the activations, along a short one four: their start costs less.
+    """
+    row_warps = 8 if width <= 16 and k >= _LONG_K else 4
+    resident = {8: 4, 16: 4, 24: 3, 32: 3}[width] * 4 // row_warps
+    return grouped_rows.GroupedPlan(tokens=width, row_warps=row_warps, min_blocks=resident)
 
 
 def split_plan(width: int, weight: HopperWeight) -> hopper.Plan:
