@@ -205,6 +205,16 @@ def moved_wrong(order: Callable[..., Any]) -> Any:
     return reorder
 
 
+def test_a_packed_refit_draws_a_random_selection_anew(models: Any, tmp_path: Any) -> None:
+    random = RECIPE.replace(rac_scope="random", rac_refresh=1)
+    llm = engine.start(tmp_path, models[0], random)
+    before = logps(llm)
+    assert torch.equal(logps(llm), before)
+    refit(llm, exports(models[0]))
+    assert not torch.equal(logps(llm), before)
+    colocate.stop(llm)
+
+
 @pytest.mark.parametrize("fault", [stale, without_scales, swapped, moved_wrong])
 def test_a_planted_fault_in_the_reordering_is_seen_by_verify_sync(
     served: Any, models: Any, fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -69,8 +69,11 @@ def load(model: nn.Module, update: list[PackedWeight], sums: Mapping[str, str] |
         if weight.name not in known:
             raise ValueError(f"packed weight {weight.name} is not one that this engine keeps packed")
         _check(weight)
-    for layer in list(_layers(known, given)):
+    layers = list(_layers(known, given))
+    for layer in layers:
         _replace(layer, given)
+    for layer in layers:
+        _end_rollout(layer.any)
 
 
 def _check(weight: PackedWeight) -> None:
@@ -159,6 +162,13 @@ def _replace(layer: _Layer, given: Mapping[str, PackedWeight]) -> None:
     codes = prepack.cleared(codes, scales)
     whole = PackedWeight(slot.name, codes, scales, layer.outer.to(port.device), parameter.dtype)
     weights.rewrite(module, slot.name, whole, module.quant_method.recipe)
+
+
+def _end_rollout(slot: _Slot) -> None:
+    """A static or random selection grows older, as with weights that the layer quantises itself."""
+    method: Any = slot.layer.quant_method
+    product = method.products[slot.name] if slot.expert else method.product
+    product.new_weights(slot.layer)
 
 
 def _load(port: RefitPort, slot: _Slot, name: str, field: str, tensor: Tensor, target: Tensor) -> None:
