@@ -26,7 +26,6 @@ from quads.sync import SyncError, export_weights, verify_sync
 pytestmark = pytest.mark.vllm
 RECIPE = recipes.load("quads").replace(modules=["proj"])  # experts, and dense layers that vLLM fuses
 PROMPTS = engine.tokens(2, 10)
-ORDER_ON = weights.order_on  # before an engine of this file sets its own
 
 
 @pytest.fixture(scope="module")
@@ -229,14 +228,6 @@ def test_a_planted_fault_in_the_reordering_is_seen_by_verify_sync(
             verify_sync(models[1], RECIPE, engine_weights(llm))
     refit(llm, exports(models[0]))
     assert verify_sync(models[0], RECIPE, engine_weights(llm)) == 12
-
-
-def test_a_gpu_reorders_for_its_kernels_and_a_cpu_keeps_what_was_exported() -> None:
-    pytest.importorskip("triton")
-    from quads.kernels import gemm
-
-    assert ORDER_ON(torch.device("cuda")) is gemm.prepare_weight
-    assert ORDER_ON(torch.device("cpu")) is None
 
 
 def test_the_slots_of_a_layer_name_its_parts_in_order(served: Any) -> None:
