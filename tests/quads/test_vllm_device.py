@@ -100,6 +100,23 @@ def test_padding_rows_take_no_part_in_a_batch_selection() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("scope", ["none", "batch", "static"])
+def test_vllms_own_gemm_takes_the_rows_that_the_kernels_quantise(scope: str) -> None:
+    """K = 96 with half its blocks repeated: the repeated columns begin inside an atom of scales."""
+    from quads.integrations.vllm_plugin import device, fp4, weights
+    from quads.kernels import prepack
+    from tests.quads.fp4_contract import Emulated
+
+    recipe, x = recipe_of(scope).replace(activation_outer="tensor"), inputs()
+    weight, layer, rows = pack((64, K), recipe, 1), torch.nn.Module(), device.Activations(recipe, K, 3, x.device)
+    native = prepack.prepare_native(weight)
+    weights.write(layer, "w", fp4.augmented(native, rows.extra))
+    operand = fp4.weight_of(layer, "w", native, Emulated().run)
+    wanted = Nvfp4Product(weight.quantized, recipe, BlockSelector(recipe, K, 3), "w").matmul(x)
+    assert torch.equal(device.fp4_matmul(x, operand, rows, calibrate=True), wanted)
+
+
+@interpreted
 def test_a_static_list_is_kept_in_its_storage_until_it_is_refreshed() -> None:
     from quads.integrations.vllm_plugin import device
 
@@ -131,4 +148,4 @@ def test_all_of_it_in_a_process_with_the_interpreter() -> None:
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
     )
     assert run.returncode == 0, run.stdout[-3000:]
-    assert "11 passed" in run.stdout
+    assert "14 passed" in run.stdout
