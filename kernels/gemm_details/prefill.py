@@ -17,9 +17,9 @@ from quads.kernels.gemm_details.grouping import Grouping
 from quads.kernels.prepack import HopperWeight, PreparedWeight, Quantized
 
 ROWS = 128  # slots of a row block of the grouped product
-# Mean rows of an expert from which the grouped product pays. Decoding all experts once to bf16 and reading them again
-# takes as long as two and a half rounds of the decode kernel, one for each 32 rows and half a one for the rest.
-CROSSOVER = 80
+# Mean rows of an expert from which the grouped product pays: decoding all experts once to bf16 and multiplying two row
+# blocks an expert takes as long as six rounds of the kernel that decodes weights for each 32 rows (NOTES-gemm.md).
+CROSSOVER = 160
 
 
 @dataclass(frozen=True, kw_only=True)
