@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from quads.kernels.prepack import HopperWeight, PreparedWeight, Quantized
 _MANY_TILES = 8 * 132  # thread blocks enough to fill an H200 several times
 _LONG_K = 1024
 
+Way = Literal["native", "prefill", "grouped", "decode"]
 # Quantises rows [M, K] and says which K blocks the columns past K repeat: int32 [S], [experts, S], or None.
 Quantizer = Callable[[Tensor], tuple[Quantized, Tensor | None]]
 
@@ -78,6 +80,21 @@ def slot_width(pairs: int, weight: PreparedWeight) -> int:
     return next((w for w in (8, 16, 24) if pairs <= 0.7 * w * weight.experts), 32)
 
 
+def choose(pairs: int, weight: PreparedWeight) -> Way:
+    """The way that `moe` multiplies `pairs` routed rows by a weight."""
+    if not isinstance(weight, HopperWeight):
+        return "native"
+    if prefill.takes(pairs, weight):
+        return "prefill"
+    blocks = routing.most_blocks(pairs, weight.experts, slot_width(pairs, weight))
+    return "grouped" if fills_the_chip(blocks, weight) else "decode"
+
+
+def fills_the_chip(blocks: int, weight: HopperWeight) -> bool:
+    """Whether so many blocks of rows give the chip thread blocks enough for `rows_plan`."""
+    return blocks * weight.codes.shape[1] >= _MANY_TILES
+
+
 def grouped(
     a: Quantized,
     weight: PreparedWeight,
@@ -99,7 +116,7 @@ def grouped(
     if width == prefill.ROWS:
         return prefill.grouped(a, weight, grouping, blocks, swiglu=swiglu_rows)
     most = grouping.groups.numel() if pairs is None else routing.most_blocks(pairs, weight.experts, width)
-    if most * weight.codes.shape[1] >= _MANY_TILES:
+    if fills_the_chip(most, weight):
         plan = rows_plan(width, weight.k)
         return grouped_rows.grouped(a, weight, plan, grouping, blocks=blocks, swiglu=swiglu_rows)
     split = split_plan(width, weight)

@@ -16,6 +16,7 @@ from quads.kernels import compensate
 from quads.kernels import gemm as dense
 from quads.kernels import moe as kernel
 from quads.kernels.moe_details import routing
+from quads.kernels.prepack import HopperWeight, prepare_native
 from quads.kernels.quantize import PackedNVFP4
 
 Launch = Callable[..., Any]
@@ -158,6 +159,13 @@ def test_no_tokens_give_an_empty_result(launch: Launch) -> None:
     x, ids, weights = inputs(0)
     w13, w2 = experts_weight(2 * INNER, HIDDEN, 1), experts_weight(HIDDEN, INNER, 2)
     assert launch(layer, x, ids, weights, packed(w13), packed(w2)).shape == (0, HIDDEN)
+
+
+def test_few_rows_split_k_more_share_activations_and_prompts_decode_once() -> None:
+    shapes = (128, 24, 128, 512), (128, 24, 128, 64), (128,)
+    weight = HopperWeight(*(torch.empty(shape, device="meta") for shape in shapes), 1536, 2048, False)
+    assert [kernel.choose(pairs, weight) for pairs in (8, 512, 65536)] == ["decode", "grouped", "prefill"]
+    assert kernel.choose(65536, prepare_native(packed(experts_weight(64, 32, 0)))) == "native"
 
 
 @pytest.mark.parametrize("counts", [[0, 3, 17, 0, 8, 1, 0], [40, 0], [0, 0, 0, 1]])
