@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quads.emulation import formats, gemm, layout
 from quads.emulation.quantizers import NVFP4Tensor, quantize
+from quads.kernels import gemm as dense
 from quads.kernels import prepack, support
 from quads.kernels.crosscompile import Job, compile_jobs
 from quads.kernels.gemm_details import expand, hopper, nvrtc, prefill
@@ -199,6 +200,24 @@ def test_decoded_operands_equal_the_formats_tables(interleaved: bool, lists: str
     used = int((on_cpu.groups >= 0).sum()) * prefill.ROWS
     x = gathered(values(a.packed.cpu(), a.scales.cpu()), on_cpu).bfloat16()
     assert torch.equal(expand.expand_routed(a, grouping)[:used].cpu(), x[:used])
+
+
+@pytest.mark.gpu
+@HOPPER
+@pytest.mark.parametrize("residual", [False, True])
+def test_dense_product_stays_within_the_bound_of_its_sums(residual: bool) -> None:
+    """|y - exact| <= 5.25 n 2^-23 sum |a w| for n fused steps of 16 (NOTES-gemm.md)."""
+    m, n, k = 300, 104, 304
+    blocks = torch.randperm(k // 16)[:5].int().cuda() if residual else None
+    w, a = random_operand(1, n, k), random_operand(m, k + (80 if residual else 0))
+    assert dense.hopper_way(m, residual=residual) == "prefill"
+    wide = values(w.packed[0].cpu(), w.scales[0].cpu()).double()
+    if blocks is not None:
+        wide = torch.cat([wide, wide.unflatten(1, (-1, 16))[:, blocks.cpu().long()].flatten(1)], dim=1)
+    x = values(a.packed.cpu(), a.scales.cpu()).double()
+    y = dense.gemm(a, prepack.prepare_hopper(w), blocks=blocks, out_dtype=torch.float32).cpu().double() * 2.0**12
+    steps = x.shape[1] // 16 + 1
+    assert ((y - x @ wide.T).abs() <= 5.25 * 2.0**-23 * steps * (x.abs() @ wide.abs().T)).all()
 
 
 @pytest.mark.gpu
