@@ -81,7 +81,6 @@ def apply_update(
         check_complete(model)
         finalize_layerwise_reload(model, model_config)
         packed.load(model, codes, checksums)
-        refresh(model)
         check_finite(model)
     except BaseException as error:
         before.restore()
@@ -93,7 +92,7 @@ def apply_update(
 
 
 def refresh(model: nn.Module) -> None:
-    """Have every layer derive again what it keeps beside its codes: packed weights and a snapshot bypass its method."""
+    """Have every layer derive again what it keeps beside its codes; its list of blocks may be younger than they are."""
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if isinstance(method, (QuadsLinearMethod, QuadsMoEMethod)):
