@@ -2,7 +2,8 @@
 
 A static count adds paths that exclude each other: a quantiser's fast path, its slow one and its division subroutines.
 Counted here are the shortest path from entry to exit through each store (every warp takes at least one of them, and
-where the fast path is the shortest, the common one), and the whole body of each loop that multiplies.
+where the fast path is the shortest, the common one), the whole body of each loop that multiplies, and the shortest way
+from one such loop to the next, which a loop around them takes.
 """
 
 from __future__ import annotations
@@ -58,12 +59,32 @@ def multiplying_loops(sass: str) -> list[int]:
     ValueError where no loop does.
     """
     code = instructions(sass)
-    loops = sorted({(first, last) for last, ends in enumerate(_successors(code)) for first in ends if first < last})
+    return [last - first + 1 for first, last in _innermost(code, _successors(code))]
+
+
+def between_multiplying_loops(sass: str) -> int:
+    """Fewest instructions from the end of such a loop to the start of the next, or of the same one: of a round of both.
+
+    ValueError where no way leads back to one.
+    """
+    code = instructions(sass)
+    after = _successors(code)
+    loops = _innermost(code, after)
+    ways = [_distances(after, last + 1).get(first) for _, last in loops for first, _ in loops]
+    found = [way - 1 for way in ways if way is not None]
+    if not found:
+        raise ValueError("no loop of the code encloses one that multiplies matrices")
+    return min(found)
+
+
+def _innermost(code: list[Instruction], after: list[list[int]]) -> list[tuple[int, int]]:
+    """First and last instruction of each innermost loop that multiplies matrices."""
+    loops = sorted({(first, last) for last, ends in enumerate(after) for first in ends if first < last})
     found = [loop for loop in loops if any(line.opcode.startswith(_MULTIPLIES) for line in code[loop[0] : loop[1] + 1])]
     inner = [one for one in found if not any(one != o and one[0] <= o[0] and o[1] <= one[1] for o in found)]
     if not inner:
         raise ValueError("no loop of the code multiplies matrices")
-    return [last - first + 1 for first, last in inner]
+    return inner
 
 
 def _successors(code: list[Instruction]) -> list[list[int]]:

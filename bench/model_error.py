@@ -1,8 +1,8 @@
 """How far the model is off on the one chip where it can be checked: measured over predicted times of the H200's cases.
 
-The measurements are anchors.json, times of `quads bench run` on an H200:
+The measurements are anchors.json, times on an H200, each with its source:
 
-    python -m quads.bench.model_error docs/results/bench-h200      # take a new run as anchors
+    python -m quads.bench.model_error docs/results/bench-h200      # take the operations of a new run as anchors
 
 An error belongs to an operation, numerics, implementation and variant; where the H200 has no such case, it is that of
 fewer of these in turn, and its source says so.
@@ -15,6 +15,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -44,18 +45,14 @@ class Errors:
 
     def of(self, *key: str) -> ModelError | None:
         """The error of an operation, numerics, implementation and variant; None where nothing like it was measured."""
-        for length in range(len(key), 0, -1):
-            for errors in (self, self._others):
-                found = errors._alike(key, length) if errors else None
-                if found:
-                    return found
-        return None
+        found = (self._alike(key, length) for length in range(len(key), 0, -1))
+        return next((error for error in found if error), None)
 
     def _alike(self, key: Key, length: int) -> ModelError | None:
         """The error of all cases that agree with the first `length` parts of `key`."""
         ratios = [r for own, found in self._ratios.items() if own[:length] == key[:length] for r in found]
         if not ratios:
-            return None
+            return self._others._alike(key, length) if self._others else None
         missing = f"; of all of {' '.join(key[:length])}, the case itself not being among them"
         return ModelError(
             ratio=statistics.median(ratios), low=min(ratios), high=max(ratios), cases=len(ratios),
@@ -77,33 +74,53 @@ def ratio(measured: Result) -> float | None:
     return measured.seconds / seconds(found, reference, isolated=True)
 
 
+@dataclass(frozen=True)
+class Anchors:
+    """Measurements from one place."""
+
+    source: str
+    results: tuple[Result, ...]
+
+
 @cache
+def stored() -> tuple[Anchors, ...]:
+    """The measurements of anchors.json by their sources."""
+    document = json.loads(resources.files("quads.bench").joinpath(FILE).read_text("utf-8"))
+    return tuple(Anchors(part["source"], tuple(map(result, part["results"]))) for part in document["anchors"])
+
+
 def anchors() -> tuple[str, tuple[Result, ...]]:
     """Where the measurements come from, and the measurements."""
-    document = json.loads(resources.files("quads.bench").joinpath(FILE).read_text("utf-8"))
-    return str(document["source"]), tuple(result(row) for row in document["results"])
+    return "; ".join(part.source for part in stored()), tuple(one for part in stored() for one in part.results)
 
 
 @cache
 def known() -> Errors:
     """Errors of the stored measurements."""
-    source, measured = anchors()
-    return Errors(measured, source)
+    found = Errors((), "")
+    for part in stored():
+        found = Errors(part.results, part.source, found)
+    return found
 
 
 def checks_of(file: ResultsFile) -> tuple[str, tuple[Result, ...]]:
     """What the model is checked against: a run's own results where it ran on an H200, else the stored ones."""
-    if any((found := of_device(gpu_name(stamp))) and found.key == REFERENCE for stamp in file.stamps()):
-        own = tuple(one for one in file.results("measured") if ratio(one) is not None)
-        if own:
-            return f"this run, {REFERENCE}", own
-    return anchors()
+    own = _of_run(file)
+    return (own.source, own.results) if own else anchors()
 
 
 def of_folder(folder: Path) -> Errors:
-    """Errors of a run, by `checks_of`; the stored ones for cases that it did not measure."""
-    source, measured = checks_of(ResultsFile(folder))
-    return Errors(measured, source, known())
+    """Errors of a run on an H200, the stored ones for cases that it did not measure."""
+    own = _of_run(ResultsFile(folder))
+    return Errors(own.results, own.source, known()) if own else known()
+
+
+def _of_run(file: ResultsFile) -> Anchors | None:
+    """What a run measured on an H200; None where it did not."""
+    if not any((found := of_device(gpu_name(stamp))) and found.key == REFERENCE for stamp in file.stamps()):
+        return None
+    own = tuple(one for one in file.results("measured") if ratio(one) is not None)
+    return Anchors(f"this run, {REFERENCE}", own) if own else None
 
 
 def gpu_name(stamp: Record) -> str:
@@ -112,18 +129,31 @@ def gpu_name(stamp: Record) -> str:
 
 
 def write(folder: Path) -> int:
-    """Take the measured results of `folder` that the model covers as anchors; returns how many."""
+    """Take the measured results of `folder` that the model covers as anchors; returns how many.
+
+    Operations that it did not measure keep the anchors that they have.
+    """
     file = ResultsFile(folder)
     stamp = file.stamps()[-1]
-    kept = [one for one in file.results("measured") if ratio(one) is not None]
+    kept = tuple(one for one in file.results("measured") if ratio(one) is not None)
     if not kept:
         raise ValueError(f"{folder}: holds no measured result that the model covers")
     git = stamp.get("git") or {"sha": "unknown"}
     source = f"{folder.name}, {gpu_name(stamp)}, {git['sha'][:7]}{' with changes' if git.get('dirty') else ''}"
-    rows = ",\n".join(json.dumps({key: one.record()[key] for key in _KEPT}) for one in kept)
-    text = f'{{"source": {json.dumps(source)}, "results": [\n{rows}\n]}}\n'
-    write_atomically(Path(__file__).with_name(FILE), text.encode())
+    measured = {one.op for one in kept}
+    others = (Anchors(a.source, tuple(one for one in a.results if one.op not in measured)) for a in stored())
+    save((Anchors(source, kept), *(part for part in others if part.results)))
     return len(kept)
+
+
+def save(parts: Iterable[Anchors]) -> None:
+    """Rewrite anchors.json, a line a measurement."""
+
+    def rows(part: Anchors) -> str:
+        return ",\n".join(json.dumps({key: one.record()[key] for key in _KEPT}) for one in part.results)
+
+    text = ",\n".join(f'{{"source": {json.dumps(part.source)}, "results": [\n{rows(part)}\n]}}' for part in parts)
+    write_atomically(Path(__file__).with_name(FILE), f'{{"anchors": [\n{text}\n]}}\n'.encode())
 
 
 if __name__ == "__main__":

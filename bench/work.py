@@ -23,15 +23,17 @@ PROGRAMS_AN_SM = 2  # of the Triton product's persistent grid
 class Work:
     """What one kernel does; a call is a sequence of them.
 
-    bytes: through main memory. flops: executed by tensor cores in format `numerics`. instructions: of warps, in all.
-    issued: share of the issue slots that the kernel can use, where it was measured. launches: kernels of this kind that
-    are too small to do more than start. blocks: thread blocks (None: enough to fill every chip), of which each requests
-    `requested / blocks` bytes and keeps `in_flight` bytes on their way. serial: seconds of a chain of dependent steps.
+    bytes: through main memory. flops: executed by tensor cores in format `numerics`; reached: share of that format's
+    rate that its kind of instruction can reach. instructions: of warps, in all; issued: share of the issue slots that
+    the kernel can use, where it was measured. launches: kernels of this kind that are too small to do more than start.
+    blocks: thread blocks (None: enough to fill every chip), of which each requests `requested / blocks` bytes and keeps
+    `in_flight` bytes on their way. serial: seconds of a chain of dependent steps.
     """
 
     bytes: float = 0.0
     flops: float = 0.0
     numerics: str = "bf16"
+    reached: float = 1.0
     instructions: float = 0.0
     issued: float = 1.0
     launches: int = 1
@@ -49,7 +51,7 @@ def parts(work: Work, chip: Chip) -> dict[str, float]:
     streams = min(resident, PROGRAMS_AN_SM * chip.sms.value) * work.in_flight / chip.latency_s.value
     return {
         "memory": work.bytes / chip.copy.value,
-        "matrix": work.flops / chip.matrix(work.numerics).value * waves if work.flops else 0.0,
+        "matrix": work.flops / (chip.matrix(work.numerics).value * work.reached) * waves if work.flops else 0.0,
         "issue": work.instructions / (chip.issue_per_s * used * work.issued),
         "feed": work.requested / streams if streams else 0.0,
         "serial": work.serial,

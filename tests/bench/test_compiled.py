@@ -37,6 +37,27 @@ def test_the_smallest_block_that_holds_the_tokens_is_taken() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("tokens", compiled.HOPPER_WIDTHS)
+def test_a_chunk_with_a_residual_costs_less_than_two_without(tokens: int) -> None:
+    plain, rac = (compiled.product("grouped", "sm_90a", tokens, residual=r, grouped=True) for r in (False, True))
+    assert plain["repeated"] is None
+    assert rac["instructions_a_step"] < rac["repeated"] < 2 * plain["instructions_a_step"]
+
+
+def test_more_warps_share_the_decoding_of_a_round() -> None:
+    four, eight = (compiled.product("grouped", "sm_90a", 8, residual=False, grouped=True, warps=w) for w in (4, 8))
+    assert (four["rows"], eight["rows"]) == (256, 512)
+    assert eight["instructions_a_step"] < four["instructions_a_step"]
+
+
+@pytest.mark.slow
+def test_the_stored_counts_of_the_grouped_product_are_what_the_compiler_says() -> None:
+    pytest.importorskip("triton")
+    rows = list(compiled._rounds(8, True))
+    assert {row["warps"] for row in rows} == {4, 8}
+    assert all(row in compiled._document()["products"] for row in rows)
+
+
 def test_what_was_not_compiled_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="kernel 'dance' was not compiled for sm_90a"):
         compiled.quantizer("dance", "sm_90a")

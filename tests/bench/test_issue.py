@@ -62,6 +62,36 @@ def test_of_nested_loops_the_inner_one_counts() -> None:
     assert issue.multiplying_loops(nested) == [2]
 
 
+# Rounds of two kinds: 2 instructions, then one of two loops that multiply, then 2 (the way round) or 1 more.
+ROUNDS = sass(
+    "MOV R0, RZ",
+    "BAR.SYNC 0x0",  # a round
+    "@P0 BRA 0x0070",
+    "MOV R1, RZ",
+    "HMMA.16816.F32 R4, R1, R1, R4",  # one loop
+    "@P1 BRA 0x0040",
+    "BRA 0x00b0",
+    "HMMA.16816.F32 R4, R1, R1, R4",  # the other
+    "HMMA.16816.F32 R8, R1, R1, R8",
+    "@P1 BRA 0x0070",
+    "@P3 FADD R2, R2, R2",
+    "@P2 BRA 0x0010",  # the next round
+    "STG.E [R2], R4",
+    "EXIT",
+)
+
+
+def test_of_a_round_what_lies_between_its_loops_counts_once_by_the_shortest_way() -> None:
+    assert issue.multiplying_loops(ROUNDS) == [2, 3]
+    # From the first loop: BRA, the branch back, BAR, the branch to the second. From the second its predicated FADD too.
+    assert issue.between_multiplying_loops(ROUNDS) == 4
+
+
+def test_a_loop_that_no_other_encloses_has_no_rounds() -> None:
+    with pytest.raises(ValueError, match="no loop of the code encloses"):
+        issue.between_multiplying_loops(LOOP)
+
+
 def test_code_without_a_store_or_a_product_is_refused() -> None:
     with pytest.raises(ValueError, match="reaches no store"):
         issue.through_stores(sass("MOV R0, RZ", "EXIT"))

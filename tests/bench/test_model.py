@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quads.bench import model, model_error
+from quads.bench.model_error import Anchors
 from quads.bench.operations import works
 from quads.bench.results import Result, result
 from quads.bench.specs import chip, chips
@@ -133,14 +134,32 @@ def test_a_case_without_its_own_measurement_says_whose_error_it_shows() -> None:
     assert model_error.known().of("dance", "", "", "") is None
 
 
+def anchors_of(
+    folder: Path, run: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, list[model_error.Anchors]]:
+    """How many anchors `run` gave, and all of anchors.json after it."""
+    write_run(folder / "bench-h200", run)
+    monkeypatch.setattr(model_error, "__file__", str(folder / "model_error.py"))
+    count = model_error.write(folder / "bench-h200")
+    parts = json.loads((folder / "anchors.json").read_text())["anchors"]
+    return count, [Anchors(part["source"], tuple(map(result, part["results"]))) for part in parts]
+
+
 def test_anchors_are_taken_from_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_run(tmp_path / "bench-h200", results(slower=1.25))
-    monkeypatch.setattr(model_error, "__file__", str(tmp_path / "model_error.py"))
-    count = model_error.write(tmp_path / "bench-h200")
-    document = json.loads((tmp_path / "anchors.json").read_text())
-    assert len(document["results"]) == count > 50
-    assert document["source"] == "bench-h200, NVIDIA H200, 0123456"
-    assert all(model_error.ratio(result(row)) == pytest.approx(1.25) for row in document["results"])
+    count, [own, *_] = anchors_of(tmp_path, results(slower=1.25), monkeypatch)
+    assert len(own.results) == count > 50
+    assert own.source == "bench-h200, NVIDIA H200, 0123456"
+    assert all(model_error.ratio(one) == pytest.approx(1.25) for one in own.results)
+
+
+def test_operations_that_a_run_did_not_measure_keep_their_anchors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = [one for one in results(slower=1.25) if one.op == "moe"]
+    _, [own, *others] = anchors_of(tmp_path, run, monkeypatch)
+    before = [one for part in model_error.stored() for one in part.results if one.op != "moe"]
+    assert {one.op for one in own.results} == {"moe"}
+    assert [one.case for part in others for one in part.results] == [one.case for one in before]
 
 
 def test_a_run_that_the_model_does_not_cover_gives_no_anchors(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quads.bench.specs import chip
@@ -17,6 +19,7 @@ def test_bytes_take_the_copy_bandwidth() -> None:
 def test_flops_take_the_rate_of_their_format() -> None:
     work = Work(flops=B200.matrix("nvfp4").value, numerics="nvfp4")
     assert parts(work, B200)["matrix"] == pytest.approx(1.0)
+    assert parts(replace(work, reached=0.5), B200)["matrix"] == pytest.approx(2.0)
 
 
 def test_instructions_take_the_slots_of_the_sms_in_use() -> None:
