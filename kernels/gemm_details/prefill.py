@@ -11,24 +11,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quads.kernels import support
 from quads.kernels.gemm_details.expand import expand_routed, expand_weight
 from quads.kernels.gemm_details.grouping import Grouping
 from quads.kernels.prepack import HopperWeight, PreparedWeight, Quantized
 
 ROWS = 128  # slots of a row block of the grouped product
 # Mean rows of an expert from which the grouped product pays: decoding all experts once to bf16 and multiplying two row
-# blocks an expert takes as long as six rounds of the kernel that decodes weights for each 32 rows (NOTES-gemm.md).
-CROSSOVER = 160
+# blocks an expert takes as long as seven rounds of the kernel that decodes weights for each 32 rows (NOTES-gemm.md).
+CROSSOVER = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One step of a program of the grouped product, ROWS x columns x depth, and how programs share the chip.
+    """What one program of the grouped product multiplies, ROWS x columns in steps of `depth`, and its walk.
 
-    band: row blocks that take turns at one tile of columns; programs: of each processor, or 0: one for each tile;
-    halves: a row block at most half full takes half the work; flatten: one loop over tiles and K, so that loads of the
-    next tile start before the results of this one are stored (not with halves).
+    band: row blocks that take turns at one tile of columns.
     """
 
     columns: int = 256
@@ -36,9 +33,6 @@ class Tile:
     stages: int = 4
     warps: int = 8
     band: int = 8
-    programs: int = 1
-    halves: bool = False
-    flatten: bool = False
 
 
 def takes(pairs: int, weight: PreparedWeight) -> bool:
@@ -82,22 +76,16 @@ def grouped_product(
     tiles = row_blocks * -(-n // tile.columns)
     if tiles == 0:
         return out
-    alone = support.interpreting() or tile.programs == 0
-    programs = tiles if alone else min(tiles, tile.programs * _processors(x.device))
-    prefill_jit.grouped_product[(programs,)](
+    prefill_jit.grouped_product[(tiles,)](
         TensorDescriptor.from_tensor(x, [ROWS, tile.depth]),
         TensorDescriptor.from_tensor(x, [ROWS // 2, tile.depth]),
         TensorDescriptor.from_tensor(w.view(experts * n, k), [tile.columns, tile.depth]),
-        out, grouping.slots, grouping.groups, x_outer, w_outer, row_blocks, n, grouping.share,
+        out, grouping.slots, grouping.groups, x_outer, w_outer, n, grouping.share,
         STEPS=-(-k // tile.depth), OUTER_PER_ROW=x_outer.numel() > 1, SWIGLU=swiglu,
-        BM=ROWS, BN=tile.columns, BK=tile.depth, BAND=tile.band, HALVES=tile.halves, FLATTEN=tile.flatten,
+        BM=ROWS, BN=tile.columns, BK=tile.depth, BAND=tile.band,
         num_stages=tile.stages, num_warps=tile.warps, enable_fp_fusion=False,
     )  # fmt: skip
     return out
-
-
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def product(
@@ -122,7 +110,7 @@ def product(
     (m, k), n = x.shape, w.shape[0]
     bm, bn, bk = tile
     y = torch.empty((m, n), dtype=out_dtype, device=x.device)
-    programs = min(_processors(x.device), -(-m // bm) * -(-n // bn))
+    programs = min(torch.cuda.get_device_properties(x.device).multi_processor_count, -(-m // bm) * -(-n // bn))
     prefill_jit.product[(programs,)](
         TensorDescriptor.from_tensor(x, [bm, bk]),
         TensorDescriptor.from_tensor(w, [bn, bk]),

@@ -1,7 +1,7 @@
 """The large products on Hopper in Triton: bf16 operands through TMA, wgmma, alpha in FP32 before the cast.
 
-Both are persistent over output tiles and walk K ascending, in steps of 16. The grouped one walks row blocks of one
-expert each, in the order of the experts: the programs that run at one time share the weights of a few experts in L2.
+Both walk K ascending, in steps of 16. The dense one is persistent over output tiles. The grouped one has a program for
+each, of a row block of one expert, in the order of the experts: those that run at one time share few weights in L2.
 """
 
 from __future__ import annotations
@@ -122,60 +122,15 @@ def _grouped_tile(
 
 
 @triton.jit
-def _block_tile(
-    block,
-    column,
-    expert,
-    x_desc,
-    x_half_desc,
-    w_desc,
-    out,
-    slots,
-    x_outer,
-    w_outer,
-    n,
-    share,
-    STEPS: tl.constexpr,
-    OUTER_PER_ROW: tl.constexpr,
-    SWIGLU: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
-    HALVES: tl.constexpr,
-):
-    if HALVES and tl.load(slots + block * BM + BM // 2) < 0:  # slots fill a block from its front
-        _grouped_tile(
-            block * BM, column, expert, x_half_desc, w_desc, out, slots, x_outer, w_outer,
-            n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM // 2, BN, BK,
-        )  # fmt: skip
-    else:
-        _grouped_tile(
-            block * BM, column, expert, x_desc, w_desc, out, slots, x_outer, w_outer,
-            n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM, BN, BK,
-        )  # fmt: skip
-
-
-@triton.jit
-def _used(groups, row_blocks):
-    """How many row blocks hold rows: groups are -1 past the last."""
-    count = 0
-    for first in range(0, row_blocks, 1024):
-        at = first + tl.arange(0, 1024)
-        count += tl.sum((tl.load(groups + at, mask=at < row_blocks, other=-1) >= 0).to(tl.int32))
-    return count
-
-
-@triton.jit(do_not_specialize=["row_blocks"])
 def grouped_product(
-    x_desc,  # [row_blocks * BM, K]
+    x_desc,  # [row blocks * BM, K]
     x_half_desc,  # the same in tiles of BM / 2 rows
     w_desc,  # [experts * n, K]
     out,  # bfloat16 [rows out, n], or [rows out, n / 2] (SwiGLU)
-    slots,  # int32 [row_blocks * BM]: output row or -1
-    groups,  # int32 [row_blocks]: expert or -1
+    slots,  # int32 [row blocks * BM]: output row or -1
+    groups,  # int32 [row blocks]: expert or -1
     x_outer,  # float32 [] or [rows]
     w_outer,  # float32 [experts], or [experts, 2] (SwiGLU)
-    row_blocks,
     n,
     share,
     STEPS: tl.constexpr,  # of K; a constant, since Triton's interpreter takes no tensor for a loop bound
@@ -185,29 +140,22 @@ def grouped_product(
     BN: tl.constexpr,
     BK: tl.constexpr,
     BAND: tl.constexpr,  # row blocks that take turns at one tile of columns
-    HALVES: tl.constexpr,  # row blocks that are at most half full take half the work
-    FLATTEN: tl.constexpr,
 ):
     tiles_n = tl.cdiv(n, BN)
-    if INTERPRETED:
-        block = tl.program_id(0) // tiles_n
-        expert = tl.load(groups + block)
-        if expert >= 0:
-            _block_tile(
-                block, tl.program_id(0) % tiles_n * BN, expert, x_desc, x_half_desc, w_desc, out, slots, x_outer,
-                w_outer, n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM, BN, BK, HALVES,
+    tile, row_blocks = tl.program_id(0), tl.num_programs(0) // tiles_n
+    band = tile // (BAND * tiles_n)
+    height = min(row_blocks - band * BAND, BAND)
+    block = band * BAND + tile % (BAND * tiles_n) % height
+    column = tile % (BAND * tiles_n) // height * BN
+    expert = tl.load(groups + block)
+    if expert >= 0:
+        if tl.load(slots + block * BM + BM // 2) < 0:  # slots fill a block from its front: half the work will do
+            _grouped_tile(
+                block * BM, column, expert, x_half_desc, w_desc, out, slots, x_outer, w_outer,
+                n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM // 2, BN, BK,
             )  # fmt: skip
-    else:
-        used = row_blocks
-        if FLATTEN:
-            used = _used(groups, row_blocks)  # a branch around the tile would keep the loops apart
-        for tile in tl.range(tl.program_id(0), used * tiles_n, tl.num_programs(0), flatten=FLATTEN):
-            band = tile // (BAND * tiles_n)
-            height = min(used - band * BAND, BAND)
-            block = band * BAND + tile % (BAND * tiles_n) % height
-            expert = tl.load(groups + block)
-            if FLATTEN or expert >= 0:
-                _block_tile(
-                    block, tile % (BAND * tiles_n) // height * BN, expert, x_desc, x_half_desc, w_desc, out, slots,
-                    x_outer, w_outer, n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM, BN, BK, HALVES,
-                )  # fmt: skip
+        else:
+            _grouped_tile(
+                block * BM, column, expert, x_desc, w_desc, out, slots, x_outer, w_outer,
+                n, share, STEPS, OUTER_PER_ROW, SWIGLU, BM, BN, BK,
+            )  # fmt: skip
