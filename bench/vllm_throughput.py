@@ -104,7 +104,7 @@ def _start(arm: Arm, layers: int, batches: list[int]) -> Any:
         w4a16, style = recipes.load("w4a16"), COMPRESSED_TENSORS.name
         config["quantization_config"] = quantization_config(w4a16, [*ignored, "lm_head"], style)
     load = {"layers": layers, "packed": arm.packed, "seed": 1}
-    kv_bytes = 100_000 * layers * 2 * 4 * 128 * 2
+    kv_bytes = 160_000 * layers * 2 * 4 * 128 * 2
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         options = {
