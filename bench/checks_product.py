@@ -15,9 +15,12 @@ from quads import qdq, recipes
 from quads.bench import cases_moe, drawn
 from quads.bench.checks import unequal
 from quads.kernels import gemm, moe
+from quads.kernels.gemm_details import prefill
 
 TOKENS = (1, 7, 16, 31, 64, 100, 300)
 WEIGHTS = ((512, 1152), (100, 48), (640, 4096))
+LAYER = cases_moe.Size(0, hidden=1024, inner=512, experts=32, top_k=4)
+LAYER_TOKENS = (1, 5, 64, 300, prefill.CROSSOVER * LAYER.experts // LAYER.top_k)  # every way of quads.kernels.moe
 
 
 def dense() -> Iterator[str]:
@@ -37,12 +40,13 @@ def dense() -> Iterator[str]:
 
 def layers() -> Iterator[str]:
     """A layer whose gate and up have different outer scales, plain, static and batch, at several numbers of tokens."""
-    w13, w2 = (cases_moe.experts_weight(32, *shape) for shape in ((512, 1024, 2), (1024, 256, 1)))
+    hidden, inner, experts = LAYER.hidden, LAYER.inner, LAYER.experts
+    w13, w2 = (cases_moe.experts_weight(experts, *shape) for shape in ((2 * inner, hidden, 2), (hidden, inner, 1)))
     w13 = replace(w13, outer=w13.outer * torch.tensor([1.0, 0.37], device="cuda"))
     prepared = gemm.prepare_weight(w13, interleave=True), gemm.prepare_weight(w2)
-    for tokens in (1, 5, 64, 256):
-        size = cases_moe.Size(tokens, hidden=1024, inner=256, experts=32, top_k=4)
-        inputs = cases_moe.Inputs(size, drawn.activations(tokens, 1024), [cases_moe.routing(size)], w13, w2, prepared)
+    for tokens in LAYER_TOKENS:
+        size = replace(LAYER, tokens=tokens)
+        inputs = cases_moe.Inputs(size, drawn.activations(tokens, hidden), [cases_moe.routing(size)], w13, w2, prepared)
         for quantizer in (moe.quantize_rows, cases_moe.static_half, cases_moe.batch_half):
             run = cases_moe.layer_of(inputs, quantizer)
             error = cases_moe.error(inputs, run, quantizer, cases_moe.BOUND)

@@ -137,7 +137,10 @@ def _shared(width: int, blocks: float, p: Product) -> Work:
 
 
 def _expanded(routing: Routing, rows: int, width: int, p: Product) -> Works:
-    """Rows in the order of their experts and all experts decoded to bfloat16, then one product of whole blocks."""
+    """Rows in the order of their experts and all experts decoded to bfloat16, then one product.
+
+    A block of rows at most half full takes half the work.
+    """
     from quads.kernels.gemm_details import prefill
 
     k, blocks = p.k + p.extra, routing.blocks(width)
@@ -145,7 +148,8 @@ def _expanded(routing: Routing, rows: int, width: int, p: Product) -> Works:
     x = Work(bytes=rows * k * counts.NVFP4 + 2.0 * slots * k)
     w = Work(bytes=routing.used * p.n * (p.k * counts.NVFP4 + 2.0 * k))
     multiplied = Work(
-        bytes=2.0 * (slots * k + routing.used * p.n * k + stored), flops=2.0 * slots * p.n * k, numerics="bf16",
+        bytes=2.0 * (slots * k + routing.used * p.n * k + stored),
+        flops=2.0 * (width // 2) * routing.blocks(width // 2) * p.n * k,
         blocks=blocks * ceil(p.n / prefill.Tile().columns),
     )  # fmt: skip
     return x, w, multiplied

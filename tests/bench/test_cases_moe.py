@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quads.bench import cases_moe
-from quads.bench.cases_moe import BOUND, Inputs, Size
+from quads.bench.cases_moe import BOUND, PROMPTS, Inputs, Size
 from quads.emulation import layout, moe, quantizers
 from quads.emulation.quantizers import NVFP4Tensor
 from quads.kernels.quantize import PackedNVFP4
@@ -45,6 +45,20 @@ def emulated(i: Inputs) -> Tensor:
     ]  # fmt: skip
     ids, weights = i.routes[0]
     return moe.layer(i.x, ids.long(), weights, experts)
+
+
+def test_prompts_are_timed_beside_every_peer() -> None:
+    few, *prompts = (g for g in cases_moe.groups("cuda") if g.shape["tokens"] in (1, *PROMPTS))
+    assert [g.shape["tokens"] for g in prompts] == [2048, 8192]
+    assert all([c.implementation for c in g.cases] == [c.implementation for c in few.cases] for g in prompts)
+
+
+def test_a_layers_flops_and_bytes_are_those_of_its_tokens_and_of_the_experts_they_use() -> None:
+    i = inputs()
+    ready = cases_moe._ready(i, lambda *_: None, "nvfp4", "nvfp4", "bf16", 0.5)
+    used = len(i.routes[0][0].unique())
+    assert ready.flops == 1.5 * 2 * (6 * 2) * 3 * 64 * 32  # 12 pairs, three products of 64 x 32
+    assert ready.bytes == used * 3 * 64 * 32 * 0.5625 + 6 * 64 * 4
 
 
 def test_the_reference_is_the_emulators_layer() -> None:
