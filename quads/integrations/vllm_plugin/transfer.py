@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError, safe_open
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -78,6 +79,8 @@ class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
             raise RefitError("weight update needs 'weights' or 'path', one of them")
         for item in update_info.weights:
             _check_finite(item)
+        if update_info.path:
+            _files(update_info.path)
         self._parts.append(update_info)
 
     def finish_weight_update(self) -> None:
@@ -105,12 +108,23 @@ def _check_finite(item: Update) -> None:
         raise RefitError(f"weight update gives {item[0]} NaN or Inf: old weights kept")
 
 
-def _items(parts: list[LocalUpdate]) -> Iterator[Update]:
-    from safetensors import safe_open
+def _files(folder: str) -> list[Path]:
+    """The files of an update's folder; RefitError names a folder that has none, or a file that is cut or no safetensors."""
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise RefitError(f"weight update folder {folder} holds no .safetensors file")
+    for file in files:
+        try:
+            safe_open(file, "pt")
+        except SafetensorError as error:
+            raise RefitError(f"weight update file {file} cannot be read: {error}") from None
+    return files
 
+
+def _items(parts: list[LocalUpdate]) -> Iterator[Update]:
     for part in parts:
         yield from part.weights
-        for file in sorted(Path(part.path).glob("*.safetensors")) if part.path else []:
+        for file in _files(part.path) if part.path else []:
             with safe_open(file, "pt") as shard:
                 for key in shard.keys():  # noqa: SIM118 (a handle is no mapping)
                     yield key, shard.get_tensor(key)
