@@ -120,6 +120,28 @@ def test_the_model_is_within_a_quarter_where_it_says_so(key: tuple[str, ...]) ->
     assert error and 0.8 < error.ratio < 1.25
 
 
+OURS, VLLM = "quads.kernels", "quads.vllm"
+PUBLISHED = {
+    "our products, naive / RAC 50 %": (("gemm", "nvfp4", OURS, ""), ("gemm", "quads", OURS, "50 %")),
+    "our MoE layer, naive / static": (("moe", "nvfp4", OURS, ""), ("moe", "quads", OURS, "50 % static")),
+    "cuBLAS bf16 / vLLM bf16 MoE": (("gemm", "bf16", "torch.cublas", ""), ("moe", "bf16", "vllm.triton", "")),
+    "rollout: W4A4 / RAC static": (
+        ("rollout", "nvfp4", "quads.vllm", ""),
+        ("rollout", "quads", "quads.vllm", "static"),
+    ),
+    "rollout: bf16 / FP8": (("rollout", "bf16", "vllm", ""), ("rollout", "fp8", "vllm.deep_gemm", "")),
+}
+
+
+@pytest.mark.parametrize("row", PUBLISHED)
+def test_the_published_errors_are_the_models(row: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "bench-model.md").read_text()
+    [line] = [line for line in page.splitlines() if line.startswith(f"| {row} |")]
+    errors = [model_error.known().of(*key) for key in PUBLISHED[row]]
+    shown = [f"{e.ratio:.2f} ({e.low:.2f}–{e.high:.2f}, {e.cases})" for e in errors if e]
+    assert [cell.strip() for cell in line.strip("| ").split("|")[1:]] == shown
+
+
 def test_marlin_is_slower_than_its_bytes_and_the_model_says_so() -> None:
     error = model_error.known().of("gemm", "w4a16", "vllm.marlin", "")
     assert error and error.ratio > 1.5
