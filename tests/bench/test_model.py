@@ -125,10 +125,7 @@ PUBLISHED = {
     "our products, naive / RAC 50 %": (("gemm", "nvfp4", OURS, ""), ("gemm", "quads", OURS, "50 %")),
     "our MoE layer, naive / static": (("moe", "nvfp4", OURS, ""), ("moe", "quads", OURS, "50 % static")),
     "cuBLAS bf16 / vLLM bf16 MoE": (("gemm", "bf16", "torch.cublas", ""), ("moe", "bf16", "vllm.triton", "")),
-    "rollout: W4A4 / RAC static": (
-        ("rollout", "nvfp4", "quads.vllm", ""),
-        ("rollout", "quads", "quads.vllm", "static"),
-    ),
+    "rollout: W4A4 / RAC static": (("rollout", "nvfp4", VLLM, ""), ("rollout", "quads", VLLM, "static")),
     "rollout: bf16 / FP8": (("rollout", "bf16", "vllm", ""), ("rollout", "fp8", "vllm.deep_gemm", "")),
 }
 
