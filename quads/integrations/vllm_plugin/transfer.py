@@ -74,7 +74,7 @@ class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
     def receive_weights(self, update_info: LocalUpdate) -> None:
         if update_info.abort:
             self._parts = []
-            raise RefitError("weight update aborted: old weights kept")
+            _abort()
         if bool(update_info.path) == bool(update_info.weights):
             raise RefitError("weight update needs 'weights' or 'path', one of them")
         for item in update_info.weights:
@@ -102,6 +102,10 @@ class LocalTransfer(WeightTransferEngine[LocalInit, LocalUpdate]):
         llm.finish_weight_update()
 
 
+def _abort() -> None:
+    raise RefitError("weight update aborted: old weights kept")
+
+
 def _check_finite(item: Update) -> None:
     """Refused here, in update_weights, where vLLM ends the session by itself."""
     if not isinstance(item, PackedWeight) and not bool(item[1].isfinite().all()):
@@ -109,7 +113,7 @@ def _check_finite(item: Update) -> None:
 
 
 def _files(folder: str) -> list[Path]:
-    """The files of an update's folder; RefitError names a folder that has none, or a file that is cut or no safetensors."""
+    """The files of an update's folder; RefitError names a folder that has none, or a file that cannot be read."""
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise RefitError(f"weight update folder {folder} holds no .safetensors file")
@@ -141,6 +145,12 @@ class Transactional:
         self._before = Snapshot(self.model)
         self._guarded(super().start_weight_update)  # type: ignore[misc]
 
+    def parse_update_info(self, update_dict: dict[str, Any]) -> Any:
+        """As the transport does; what it refuses ends the session in vLLM's worker, and {"abort": True} is to."""
+        if update_dict.get("abort"):
+            self._guarded(_abort)
+        return self._guarded(super().parse_update_info, update_dict)  # type: ignore[misc]
+
     def receive_weights(self, update_info: Any) -> None:
         self._guarded(super().receive_weights, update_info)  # type: ignore[misc]
 
@@ -150,9 +160,9 @@ class Transactional:
         self._guarded(refit.check_finite, self.model)
         self._before = None
 
-    def _guarded(self, step: Any, *args: Any) -> None:
+    def _guarded(self, step: Any, *args: Any) -> Any:
         try:
-            step(*args)
+            return step(*args)
         except BaseException:
             if self._before is not None:
                 self._before.restore()
