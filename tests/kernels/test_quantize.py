@@ -171,7 +171,6 @@ def test_bad_input_is_refused_in_one_line(launch: Launch, x: Tensor, kwargs: dic
         launch(kernel.quantize, x, **kwargs)
 
 
-@pytest.mark.skipif(GPU, reason="needs a machine without a GPU")
 @pytest.mark.parametrize("k", [16, 48, 4096, 8208])
 def test_the_outer_scale_of_each_row_is_the_emulators(launch: Launch, k: int) -> None:
     x = torch.randn(4, k, generator=torch.Generator().manual_seed(k)) * torch.tensor([[1.0], [1e-38], [0.0], [1e30]])
@@ -180,6 +179,7 @@ def test_the_outer_scale_of_each_row_is_the_emulators(launch: Launch, k: int) ->
     assert torch.equal(launch(kernel.outer_scale, x, "token"), wanted)
 
 
+@pytest.mark.skipif(GPU, reason="needs a machine without a GPU")
 def test_without_a_gpu_the_reason_is_one_line() -> None:
     with pytest.raises(RuntimeError, match=r"^quantize needs a CUDA GPU; found no CUDA GPU$"):
         kernel.quantize(torch.zeros(1, 16))

@@ -116,7 +116,7 @@ def test_a_captured_graph_multiplies_by_the_rewritten_weight(tokens: int) -> Non
     from quads.kernels import gemm
 
     weight, other = (master((256, 512), seed, GPU) for seed in (1, 2))
-    layer, x = layer_of(weight), quantize(master((tokens, 512), 3, GPU))
+    layer, x = layer_of(weight), quantize(torch.randn(tokens, 512, device=GPU).bfloat16())
     first = gemm.gemm(x, weights.prepared(layer, "w"))  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
