@@ -25,7 +25,9 @@ def run(case: str, out: Path, steps: int) -> dict[str, Any]:
     from quads.compare.config import CompareConfig
     from quads.compare.policy import load_policy
     from quads.compare.training import run_arm
+    from quads.integrations.vllm import register
 
+    register()  # the entry point does it where the package is installed
     bf16: dict[str, Any] = {"dtype": "bfloat16", "compute": "bfloat16"}
     config = CompareConfig(out=out / case, arms=(case,), steps=steps, engine="vllm", eval_every=steps, **bf16)
     engines.prepare(config.engine)
