@@ -135,7 +135,8 @@ def _values(fmt: Format) -> Tensor:
 
 def decode(codes: Tensor, fmt: Format) -> Tensor:
     """Values of `codes` (integers, any shape) as float32. Exact. Bits above the format's are ignored."""
-    return _values(fmt).to(codes.device)[codes.int() & ((1 << fmt.bits) - 1)]
+    index = codes.int() & ((1 << fmt.bits) - 1)
+    return _values(fmt).to(codes.device).index_select(0, index.flatten()).view(codes.shape)  # a third of `[]`
 
 
 def encode(
