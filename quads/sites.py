@@ -4,8 +4,8 @@ A fused expert tensor is a 3-D parameter `gate_up_proj`, `up_proj` or `down_proj
 transformers >= 5 (Qwen2/3-MoE, Mixtral, OLMoE, DeepSeek-V3, GPT-OSS, ...). Most store [experts, N, K];
 GPT-OSS stores [experts, K, N], which its module says with `is_transposed`.
 
-Shards that inference engines fuse into one GEMM (q/k/v, gate/up, w1/w3) share one outer scale, the largest: an
-engine that takes one scale for the fused weight (vLLM #54974) then computes what the trainer saw.
+Shards that inference engines fuse into one GEMM (q/k/v, gate/up, w1/w3, MLA's q_a/kv_a) share one outer scale, the
+largest: an engine that takes one scale for the fused weight (vLLM #54974) then computes what the trainer saw.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ from quads.precision import param_dtypes
 from quads.recipes import Recipe, RecipeError
 
 EXPERT_TENSORS = ("gate_up_proj", "up_proj", "down_proj")
-FUSED_BY_ENGINES = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+FUSED_BY_ENGINES = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+# Never quantised: linear layers of engines that are none here, or the other way round.
+ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +94,7 @@ def candidates(model: nn.Module) -> Iterator[Site]:
     """Every weight of `model` that a recipe could name, in module order."""
     modules = dict(model.named_modules())
     for name, module in modules.items():
-        if isinstance(module, nn.Linear) and not _inside_adapter(name):
+        if isinstance(module, nn.Linear) and not _inside_adapter(name) and not is_router(name):
             parent = modules[name.removesuffix(".base_layer")]
             yield Site(_without_adapter(name), module, "weight", adapter=parent if parent is not module else None)
             continue
@@ -96,6 +103,11 @@ def candidates(model: nn.Module) -> Iterator[Site]:
             if tensor is not None and tensor.ndim == 3:
                 transposed = bool(getattr(module, "is_transposed", False))
                 yield Site(f"{_without_adapter(name)}.{attribute}", module, attribute, transposed)
+
+
+def is_router(name: str) -> bool:
+    """Whether the linear layer `name` chooses experts: it stays in full precision whatever a recipe names."""
+    return name.removesuffix(".base_layer").rpartition(".")[2] in ROUTERS
 
 
 def find_sites(model: nn.Module, recipe: Recipe) -> list[Site]:

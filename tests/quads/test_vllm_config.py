@@ -37,6 +37,21 @@ def test_fused_layers_have_the_trainers_names() -> None:
     assert names.expert_sites("m.experts") == ("m.experts.gate_up_proj", "m.experts.down_proj")
 
 
+def test_layers_that_transformers_renamed_have_the_trainers_names() -> None:
+    assert names.expert_sites("m.0.block_sparse_moe.experts.routed_experts")[1] == "m.0.mlp.experts.down_proj"
+
+
+@pytest.mark.parametrize("router", ["m.mlp.gate", "m.mlp.shared_expert_gate", "m.feed_forward.router"])
+def test_routers_stay_in_full_precision_whatever_a_recipe_names(router: str) -> None:
+    """vLLM builds them as linear layers; in the trainer most are none, so its rollout would not quantise them."""
+    assert not names.selected(QUADS.replace(modules=["."]), (router,), router)
+
+
+def test_the_projection_that_mla_absorbs_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"selects m\.self_attn\.kv_b_proj.*inside attention"):
+        names.check_not_absorbed("m.self_attn.kv_b_proj")
+
+
 def test_a_recipe_that_takes_part_of_a_fused_layer_is_refused_by_name() -> None:
     sites = names.linear_sites("m.self_attn.qkv_proj", {})
     assert names.selected(PROJECTIONS, sites, "m.self_attn.qkv_proj")
@@ -83,6 +98,12 @@ class TestConfig:
             self.config(recipie="quads")
         with pytest.raises(RecipeError, match="no recipe named 'qads'; did you mean 'quads'"):
             self.config(recipe="qads")
+
+    def test_fields_of_another_type_are_refused_by_name(self) -> None:
+        with pytest.raises(RecipeError, match="field 'set' is 'rac_ratio=1', not a table"):
+            self.config(set="rac_ratio=1")
+        with pytest.raises(RecipeError, match="field 'seed' is 'one', not an integer"):
+            self.config(seed="one")
 
     def test_a_tied_head_is_refused_when_the_model_config_is_known(self) -> None:
         config = self.config(set={"modules": ["lm_head"]})

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from transformers.core_model_loading import revert_weight_conversion
 
 from quads.integrations.vllm import engine_weights, refit
 from quads.qdq import PackedWeight
@@ -20,6 +21,8 @@ from quads.recipes import Recipe
 from quads.sites import candidates
 from quads.state import master_state
 from quads.sync import export_weights, verify_sync
+
+_TAKE_FUSED_EXPERTS = ("qwen2_moe", "qwen3_moe", "olmoe")  # vLLM's loaders of these need no expert by itself
 
 
 def engine_folder(model: Any, recipe: Recipe, out: Path, *, tokenizer: Any = None, seed: int = 0) -> Path:
@@ -36,20 +39,35 @@ def engine_folder(model: Any, recipe: Recipe, out: Path, *, tokenizer: Any = Non
 def trainer_update(model: nn.Module, recipe: Recipe) -> Iterator[tuple[str, Tensor] | PackedWeight]:
     """Every weight of a trainer's model for `refit`: packed where `recipe` has NVFP4 weights, adapters merged.
 
-    Works on a model under `prepare_qat` (the master weights are sent) and inside a peft wrapper.
+    The rest comes under the checkpoint's names. Works on a model under `prepare_qat` (the master weights are sent) and
+    inside a peft wrapper.
     """
     packs = recipe.rollout_weights == "nvfp4"
+    full = dict(_full_precision(model, recipe if packs else None))
+    yield from _as_checkpoint(model, full).items()
+    if packs:
+        yield from export_weights(model, recipe)
+
+
+def _full_precision(model: nn.Module, packed: Recipe | None) -> Iterator[tuple[str, Tensor]]:
+    """Every weight that `packed` does not select, under transformers' names."""
     sent = set()
     for site in candidates(model):
         sent.add(id(site.parameter))
-        if not (packs and recipe.selects(site.name)):
+        if packed is None or not packed.selects(site.name):
             name = f"{site.name}.weight" if site.attribute == "weight" else site.name
             yield name, site.merge(site.parameter).detach()
     for name, parameter in model.named_parameters():
         if id(parameter) not in sent and ".lora_" not in name:
             yield name.removeprefix("base_model.model.").replace(".base_layer", ""), parameter.detach()
-    if packs:
-        yield from export_weights(model, recipe)
+
+
+def _as_checkpoint(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` as `save_pretrained` would write them, for vLLM's loaders: other names, experts one by one (views)."""
+    if model.config.model_type in _TAKE_FUSED_EXPERTS:
+        return weights
+    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return revert_weight_conversion(whole, weights)
 
 
 def sync(llm: Any, model: nn.Module, recipe: Recipe, *, verify: bool = True) -> int:

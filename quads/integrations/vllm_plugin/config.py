@@ -12,8 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from vllm.distributed import get_pp_group
 from vllm.model_executor.layers.fused_moe import RoutedExperts
-from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
@@ -32,7 +33,7 @@ class QuadsConfig(QuantizationConfig):
         super().__init__()
         self.recipe = recipe or recipes.load("quads")
         self.seed = seed
-        self.reports: dict[str, str] = {}  # layer -> backend, for `quads doctor`
+        self._selected = False
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> QuadsConfig:
@@ -42,8 +43,11 @@ class QuadsConfig(QuantizationConfig):
                 raise RecipeError(f"quantization_config field '{key}' is unknown; known fields: {', '.join(_FIELDS)}")
         given = config.get("recipe", "quads")
         recipe = recipes.from_dict(given) if isinstance(given, dict) else recipes.load(given)
-        changes = config.get("set") or {}
-        return cls(recipe.replace(**changes) if changes else recipe, int(config.get("seed", 0)))
+        changes, seed = config.get("set") or {}, config.get("seed", 0)
+        for name, value, kind, word in (("set", changes, dict, "a table"), ("seed", seed, int, "an integer")):
+            if not isinstance(value, kind):
+                raise RecipeError(f"quantization_config field '{name}' is {value!r}, not {word}")
+        return cls(recipe.replace(**changes) if changes else recipe, seed)
 
     @classmethod
     def get_name(cls) -> str:  # type: ignore[override]
@@ -71,15 +75,25 @@ class QuadsConfig(QuantizationConfig):
             sites = names.expert_sites(prefix)
             if not names.selected(self.recipe, sites, prefix):
                 return moe.PlainMoEMethod(layer.moe_config, prefix) if current_platform.is_cpu() else None
+            self._selected = True
             return moe.QuadsMoEMethod(layer.moe_config, self.recipe, prefix, self._seeds(len(sites)))
         if not isinstance(layer, (LinearBase, ParallelLMHead)):
             return None
         parts = names.linear_sites(prefix, self.packed_modules_mapping)
         if names.selected(self.recipe, parts, prefix):
+            self._selected = True
             return linear.QuadsLinearMethod(self.recipe, prefix, parts, self._seeds(len(parts)))
         if current_platform.is_cpu():
-            return linear.PlainLinearMethod()
-        return UnquantizedLinearMethod() if isinstance(layer, LinearBase) else None
+            return linear.PlainLinearMethod(self._check_selected)
+        return linear.StockLinearMethod(self._check_selected) if isinstance(layer, LinearBase) else None
+
+    def _check_selected(self) -> None:
+        """RecipeError where the built model has no layer under a quantising recipe; a pipeline stage may have none."""
+        if not self._selected and self.recipe.rollout_weights != "bf16" and get_pp_group().world_size == 1:
+            raise RecipeError(
+                f"recipe field 'modules' {list(self.recipe.modules)} selects no layer of this model: it would be served"
+                ' in full precision (a dense model: "set": {"modules": ["proj"]})'
+            )
 
     def _seeds(self, count: int) -> int:
         """The first of `count` seeds: one a weight in model order, as `quads.rollout` counts them."""

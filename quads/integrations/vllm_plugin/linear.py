@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn import functional as F
 from vllm.distributed import get_tp_group
-from vllm.model_executor.layers.linear import LinearMethodBase
+from vllm.model_executor.layers.linear import LinearMethodBase, UnquantizedLinearMethod
 from vllm.model_executor.utils import set_weight_attrs
 
 from quads.integrations.vllm_plugin import backends, names, weights
@@ -40,10 +41,31 @@ class _CheckpointShaped(LinearMethodBase):
 
 
 class PlainLinearMethod(_CheckpointShaped):
-    """Full precision on CPU. Unlike vLLM's own method it keeps its parameter, so a second load works."""
+    """Full precision on CPU. Unlike vLLM's own method it keeps its parameter, so a second load works.
+
+    check: called once the model is built and loaded; whether the recipe selected anything is known then.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        self._check()
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, layer.weight, bias)  # type: ignore[arg-type]
+
+
+class StockLinearMethod(UnquantizedLinearMethod):
+    """vLLM's own full precision, with the `check` of `PlainLinearMethod`."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        self._check()
+        super().process_weights_after_loading(layer)
 
 
 class QuadsLinearMethod(_CheckpointShaped):
@@ -66,6 +88,7 @@ class QuadsLinearMethod(_CheckpointShaped):
         self.backend = backends.for_layer(self.recipe, grouped=False, shape=shape)
         self.product.gemm = self.backend.gemm
         whole = kwargs.get("input_size") or args[2]
+        names.check_not_absorbed(self.prefix)
         names.check_k(self.prefix, weight.shape[-1], f" of {whole} on this rank" if whole != weight.shape[-1] else "")
         if self.recipe.weight_block == "16x16" and any(rows % 16 for rows in self.rows):
             raise RecipeError(
