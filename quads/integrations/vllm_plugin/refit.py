@@ -7,14 +7,16 @@ the whole update is checked, and any error puts everything back.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from quads.integrations.vllm_plugin import packed
@@ -79,7 +81,8 @@ def apply_update(
         initialize_layerwise_reload(model)
         model.load_weights(_full_precision(update, codes))  # type: ignore[operator]
         check_complete(model)
-        finalize_layerwise_reload(model, model_config)
+        with _left_alone():
+            finalize_layerwise_reload(model, model_config)
         packed.load(model, codes, checksums)
         check_finite(model)
     except BaseException as error:
@@ -89,6 +92,21 @@ def apply_update(
                 f"weight update refused, old weights kept: {str(error) or type(error).__name__}"
             ) from error
         raise
+
+
+@contextmanager
+def _left_alone() -> Iterator[None]:
+    """No warning of vLLM's that a layer got no weights: it keeps its own, or gets them packed."""
+    logger = logging.getLogger(layerwise.__name__)
+
+    def about_loaded_layers(record: logging.LogRecord) -> bool:
+        return "Failed to load weights" not in record.msg
+
+    logger.addFilter(about_loaded_layers)
+    try:
+        yield
+    finally:
+        logger.removeFilter(about_loaded_layers)
 
 
 def refresh(model: nn.Module) -> None:
