@@ -107,11 +107,13 @@ def test_layers_that_a_refit_leaves_alone_are_not_reported_as_failed(served: Any
     listener.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger(layerwise.__name__)
     logger.addHandler(listener)
+    logger.setLevel(logging.WARNING)
     try:
         refit(llm, trainer_update(a, recipe))
         logger.warning("a line that is kept")
     finally:
         logger.removeHandler(listener)
+        logger.setLevel(logging.NOTSET)
     assert said == ["a line that is kept"]
 
 
