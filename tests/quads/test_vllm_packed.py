@@ -106,6 +106,26 @@ def test_a_refit_that_dies_between_two_layers_leaves_the_old_weights(
     assert verify_sync(models[0], RECIPE, engine_weights(llm)) == 12
 
 
+@pytest.mark.parametrize(("site", "dim"), [("o_proj", -1), ("o_proj", 0), ("q_proj", 0), ("experts.down_proj", 1)])
+def test_a_weight_too_large_for_its_layer_is_refused_by_name(served: Any, models: Any, site: str, dim: int) -> None:
+    """vLLM's loaders would take the first rows or columns of it."""
+    llm, _ = served
+    before = logps(llm)
+    update = exports(models[1])
+    row = next(i for i, weight in enumerate(update) if weight.name.endswith(site))
+    twice = {field: torch.cat([getattr(update[row], field)] * 2, dim) for field in ("packed", "scales")}
+    update[row] = replace(update[row], **twice)
+    with pytest.raises(ValueError, match=f"{site}.*does not fit"):
+        refit(llm, update)
+    assert torch.equal(logps(llm), before)
+
+
+def test_a_weight_that_comes_twice_is_refused_by_name(served: Any, models: Any) -> None:
+    llm, _ = served
+    with pytest.raises(ValueError, match="o_proj comes twice"):
+        refit(llm, [*exports(models[1]), next(w for w in exports(models[0]) if w.name.endswith("o_proj"))])
+
+
 def cut(weight: PackedWeight, what: str) -> PackedWeight:
     if what == "experts":
         return replace(weight, packed=weight.packed[:-1], scales=weight.scales[:-1])

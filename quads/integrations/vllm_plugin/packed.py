@@ -64,11 +64,15 @@ def load(model: nn.Module, update: list[PackedWeight], sums: Mapping[str, str] |
         for name, digest in checksums(update).items():
             if sums.get(name) != digest:
                 raise ValueError(f"packed weight {name} differs from its checksum: the update is corrupted")
-    given = {weight.name: weight for weight in update}
+    given: dict[str, PackedWeight] = {}
     for weight in update:
+        if weight.name in given:
+            raise ValueError(f"packed weight {weight.name} comes twice in one update")
+        given[weight.name] = weight
         if weight.name not in known:
             raise ValueError(f"packed weight {weight.name} is not one that this engine keeps packed")
         _check(weight)
+        _check_shape(weight, known[weight.name])
     layers = list(_layers(known, given))
     for layer in layers:
         _replace(layer, given)
@@ -92,6 +96,26 @@ def _check(weight: PackedWeight) -> None:
         raise ValueError(f"packed weight {name}: scales hold a NaN or a negative E4M3 code: the update is corrupted")
     if not bool((weight.outer.isfinite() & (weight.outer > 0)).all()):
         raise ValueError(f"packed weight {name}: outer is not finite and positive: the update is corrupted")
+
+
+def _check_shape(weight: PackedWeight, slot: _Slot) -> None:
+    """vLLM's loaders cut too large a weight to size without a word. A rank knows its own shard and how many there are."""
+    layer: Any = slot.layer
+    *_, n, k = layer._parameters[slot.name].shape
+    ranks = layer.moe_config.tp_size if slot.expert else getattr(layer, "tp_size", 1)
+    if not slot.expert:
+        n = _rows(slot)[list(layer.quant_method.sites).index(weight.name)]
+    given = (weight.packed.shape[-2], 2 * weight.packed.shape[-1])
+    if any(size not in {own, own * ranks} for size, own in zip(given, (n, k), strict=True)):
+        raise ValueError(f"packed weight {weight.name}: {given[0]} x {given[1]} does not fit the layer's {n} x {k}")
+
+
+def _rows(slot: _Slot) -> list[int]:
+    """Rows of each of a dense layer's parts; of an output head those that are no padding."""
+    layer: Any = slot.layer
+    method = layer.quant_method
+    rows = method.rows if len(method.sites) == len(method.rows) else [sum(method.rows)]
+    return [getattr(layer, "org_vocab_size", rows[0])] if len(rows) == 1 else rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,8 +224,9 @@ def held(model: nn.Module) -> Iterator[PackedWeight]:
         if getattr(layer, "tp_size", 1) > 1 or (slot.expert and (layer.use_ep or layer.moe_config.tp_size > 1)):
             raise RuntimeError(f"{name} is sharded: compare engine weights with tensor_parallel_size=1")
         whole = weights.exported(layer, slot.name)
-        rows = [whole.packed.shape[-2]] if slot.expert else layer.quant_method.rows
-        parts = zip(sites, *(t.split(rows, dim=-2) for t in (whole.packed, whole.scales)), strict=True)
+        rows = [whole.packed.shape[-2]] if slot.expert else _rows(slot)
+        unpadded = (t[..., : sum(rows), :].split(rows, dim=-2) for t in (whole.packed, whole.scales))
+        parts = zip(sites, *unpadded, strict=True)
         for site, codes, scales in parts:
             yield PackedWeight(site, codes, scales, whole.outer, whole.dtype)
 

@@ -73,13 +73,13 @@ class RefitPort:
 
 
 class _CopiedElements(TorchDispatchMode):
-    """Counts the elements that weight loaders write, whatever way they cut and narrow."""
+    """Counts the elements that weight loaders write, whatever way they cut and narrow, the zeros of padding too."""
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.copy_.default:
+        if func in (torch.ops.aten.copy_.default, torch.ops.aten.fill_.Scalar):
             self.count += args[0].numel()
         return func(*args, **(kwargs or {}))
