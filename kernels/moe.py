@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from quads.emulation.quantizers import BLOCK
 from quads.kernels.gemm_details import grouped as grouped_rows
 from quads.kernels.gemm_details import hopper, native, prefill
 from quads.kernels.gemm_details.grouping import Grouping
@@ -24,6 +25,7 @@ from quads.kernels.prepack import HopperWeight, PreparedWeight, Quantized
 
 _MANY_TILES = 8 * 132  # thread blocks enough to fill an H200 several times
 _LONG_K = 1024
+_WIDTHS = (8, 16, 24, 32)  # rows of a block, for products that decode weights themselves
 
 Way = Literal["native", "prefill", "grouped", "decode"]
 # Quantises rows [M, K] and says which K blocks the columns past K repeat: int32 [S], [experts, S], or None.
@@ -77,7 +79,12 @@ def slot_width(pairs: int, weight: PreparedWeight) -> int:
         return native.tile_for(native.family(), 1).tokens
     if prefill.takes(pairs, weight):
         return prefill.ROWS
-    return next((w for w in (8, 16, 24) if pairs <= 0.7 * w * weight.experts), 32)
+    return next((w for w in _WIDTHS[:-1] if pairs <= most_pairs(w, weight)), _WIDTHS[-1])
+
+
+def most_pairs(width: int, weight: PreparedWeight) -> int:
+    """The most routed rows that blocks of `width` rows are taken for."""
+    return int(0.7 * width * weight.experts)
 
 
 def choose(pairs: int, weight: PreparedWeight) -> Way:
@@ -138,6 +145,31 @@ def split_plan(width: int, weight: HopperWeight) -> hopper.Plan:
     chunks = -(-weight.k // 64)
     k_warps, resident = min(4, 1 << (chunks - 1).bit_length()), {8: 2}.get(width, 1)
     return hopper.Plan(tokens=width, k_warps=k_warps, row_warps=2, stages=3, run=1, min_blocks=resident)
+
+
+def compile_ahead(w13: PreparedWeight, w2: PreparedWeight, *, residual: bool) -> None:
+    """Compile the CUDA C++ products that `moe` may launch for any number of tokens, so that none waits for a compiler.
+
+    residual: with RAC. Where kernels are Triton's this does nothing: they compile at their first launch.
+    """
+    for weight, swiglu_rows in ((w13, True), (w2, False)):
+        if isinstance(weight, HopperWeight):
+            for pairs in _ends_of_widths(weight):
+                _load(pairs, weight, residual, swiglu_rows)
+
+
+def _ends_of_widths(weight: HopperWeight) -> list[int]:
+    """The fewest and the most routed rows of each width: between them nothing changes but, once, the kernel."""
+    edges = [most_pairs(width, weight) for width in _WIDTHS[:-1]]
+    return [1, *edges, *(edge + 1 for edge in edges), prefill.CROSSOVER * weight.experts - 1]
+
+
+def _load(pairs: int, weight: HopperWeight, residual: bool, swiglu_rows: bool) -> None:
+    width, k_blocks = slot_width(pairs, weight), weight.k // BLOCK
+    if choose(pairs, weight) == "grouped":
+        grouped_rows.grouped_kernel(rows_plan(width, weight.k), residual, swiglu_rows, False, k_blocks)
+    else:
+        hopper.decode_kernel(split_plan(width, weight), residual, True, swiglu_rows, False, k_blocks)
 
 
 def _check(x: Tensor, ids: Tensor, weights: Tensor, w13: PreparedWeight, w2: PreparedWeight) -> None:

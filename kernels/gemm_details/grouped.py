@@ -77,13 +77,14 @@ def grouped(
         b.n, tiles, k_blocks, extra, int(a.outer.numel() > 1), grouping.share,
         int(blocks is not None and blocks.ndim == 2),
     )  # fmt: skip
-    kernel = _kernel(plan, extra > 0, swiglu, out_dtype == torch.float32, k_blocks)
+    kernel = grouped_kernel(plan, extra > 0, swiglu, out_dtype == torch.float32, k_blocks)
     kernel((-(-tiles // plan.row_warps), token_blocks, 1), operands)
     return out
 
 
 @cache
-def _kernel(plan: GroupedPlan, residual: bool, swiglu: bool, out_float: bool, k_blocks: int) -> nvrtc.Kernel:
+def grouped_kernel(plan: GroupedPlan, residual: bool, swiglu: bool, out_float: bool, k_blocks: int) -> nvrtc.Kernel:
+    """Compiled for one plan and kind of product, and kept."""
     return nvrtc.load(
         (_HERE / "e2m1.cuh", _HERE / "grouped.cu"),
         "grouped_gemm",

@@ -93,15 +93,16 @@ def decode(
         rows, b.n, tiles, b.k // BLOCK, extra, int(a.outer.numel() > 1), grouping.share if grouping else 1,
         int(blocks is not None and blocks.ndim == 2),
     )  # fmt: skip
-    kernel = _decode_kernel(plan, extra > 0, grouping is not None, swiglu, out_dtype == torch.float32, b.k // BLOCK)
+    kernel = decode_kernel(plan, extra > 0, grouping is not None, swiglu, out_dtype == torch.float32, b.k // BLOCK)
     kernel((row_blocks, token_blocks, plan.splits), operands)
     return out
 
 
 @cache
-def _decode_kernel(
+def decode_kernel(
     plan: Plan, residual: bool, grouped: bool, swiglu: bool, out_float: bool, k_blocks: int
 ) -> nvrtc.Kernel:
+    """Compiled for one plan and kind of product, and kept."""
     return nvrtc.load(
         (_HERE / "e2m1.cuh", _HERE / "decode.cu"),
         "decode_gemm",

@@ -85,7 +85,7 @@ def store_block(packed, scales, row, column, columns, scale, first, second, insi
     tl.store(scales + row.to(tl.int64) * columns + column, scale.to(tl.uint8), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "tile_rows"])  # batches of any size: one compilation
 def scores_kernel(
     x, packed, scales, outer, largest, scores, rows, blocks, columns, stride, tile_rows,
     B: tl.constexpr, STEPS: tl.constexpr, TOKEN: tl.constexpr, NATIVE: tl.constexpr,
@@ -166,7 +166,7 @@ def order_kernel(listed, member, order, blocks, count, B: tl.constexpr, S: tl.co
     tl.store(order + count + tl.cumsum(rest, axis=0) - 1, block, mask=rest > 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "tile_rows"])
 def listed_kernel(
     x, packed, scales, outer, order, rows, blocks, count, columns, stride, tile_rows, order_stride,
     ROWS: tl.constexpr, ITEMS: tl.constexpr, TOKEN: tl.constexpr, MAIN: tl.constexpr, NATIVE: tl.constexpr,

@@ -56,7 +56,7 @@ def encode_exact(le, lo, ls, he, ho, hs, amax, outer, FAST: tl.constexpr, NATIVE
     return scale, first, second
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "scale_rows"])  # batches of any size: one compilation
 def quantize_kernel(
     x, packed, scales, outer, rows, blocks, scale_rows, scale_columns, stride,
     ROWS: tl.constexpr, BLOCKS: tl.constexpr, TOKEN: tl.constexpr, AMAX: tl.constexpr,

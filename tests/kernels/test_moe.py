@@ -15,6 +15,8 @@ from quads.emulation.quantizers import NVFP4Tensor, quantize
 from quads.kernels import compensate
 from quads.kernels import gemm as dense
 from quads.kernels import moe as kernel
+from quads.kernels.gemm_details import grouped as grouped_rows
+from quads.kernels.gemm_details import hopper, prefill
 from quads.kernels.moe_details import routing
 from quads.kernels.prepack import HopperWeight, prepare_native
 from quads.kernels.quantize import PackedNVFP4
@@ -177,6 +179,28 @@ def test_every_routed_pair_has_one_slot_in_a_block_of_its_expert(counts: list[in
     owners = {int(p): int(e) for row, e in zip(slots, grouping.groups, strict=True) for p in row if p >= 0}
     assert owners == {p: int(e) for p, e in enumerate(ids.flatten())}
     assert int((grouping.groups >= 0).sum()) == sum(-(-n // 8) for n in counts)
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("shape", [(128, 2048, 768), (8, 256, 128), (64, 512, 1024)])
+def test_every_product_that_a_load_may_ask_for_is_compiled_ahead(
+    shape: tuple[int, int, int], residual: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experts, hidden, inner = shape
+    ahead: set[Any] = set()
+    for module, name in ((grouped_rows, "grouped_kernel"), (hopper, "decode_kernel")):
+        monkeypatch.setattr(module, name, lambda *key: ahead.add(key))
+    w13, w2 = (
+        HopperWeight(torch.empty(experts, n // 64, k // 16, 0), torch.empty(0), torch.empty(0), n, k, gated)
+        for n, k, gated in ((2 * inner, hidden, True), (hidden, inner, False))
+    )
+    kernel.compile_ahead(w13, w2, residual=residual)
+    compiled = ahead.copy()
+    for weight, gated in ((w13, True), (w2, False)):
+        for pairs in range(1, prefill.CROSSOVER * experts, max(1, experts // 7)):
+            kernel._load(pairs, weight, residual, gated)
+    assert ahead == compiled and len(compiled) >= 8
+    assert not any(prefill.takes(prefill.CROSSOVER * experts - 1, w) for w in (w13, w2))
 
 
 def test_weights_that_do_not_fit_are_refused(launch: Launch) -> None:

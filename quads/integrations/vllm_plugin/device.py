@@ -165,6 +165,13 @@ def _operand(x: Tensor, weight: Fp4Weight, activations: Activations, calibrate: 
     return q
 
 
+def compile_ahead(
+    prepared: tuple[PreparedWeight, PreparedWeight], activations: tuple[Activations, Activations]
+) -> None:
+    """Compile what `experts` may launch for any batch, so that no request waits; for vLLM's warm-up."""
+    moe.compile_ahead(*prepared, residual=activations[0].extra > 0)
+
+
 def experts(
     x: Tensor,
     topk_weights: Tensor,

@@ -22,6 +22,7 @@ from quads.integrations.vllm_plugin.product import (
     may_calibrate,
     padding_rows,
     plain_grouped_matmul,
+    real_run,
     register_layer,
 )
 from quads.recipes import Recipe, RecipeError
@@ -173,6 +174,8 @@ class QuadsMoEMethod(_Experts):
         prepared = (weights.prepared(layer, W13), weights.prepared(layer, W2))
         k13, k2 = (layer._parameters[name].shape[-1] for name in (W13, W2))
         rows = (self.products[W13].activations(k13, x.device), self.products[W2].activations(k2, x.device))
+        if not real_run():
+            device.compile_ahead(prepared, rows)
         how: Any = {"calibrate": may_calibrate(), "invariant": envs.VLLM_BATCH_INVARIANT, "padding": padding}
         elsewhere = layer.expert_map is not None
         return device.experts(x, topk_weights, ids, prepared, rows, elsewhere=elsewhere, **how)
