@@ -1,7 +1,9 @@
 """QAT under DDP and FSDP2 computes what one process computes: same weights bit for bit, same gradients."""
 
+import multiprocessing
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,19 @@ from tests.quads.tiny import tiny_model, tokens
 QUADS = recipes.named()["quads"]
 SYMMETRIC = recipes.named()["symmetric"]
 WORLD = 2
+PRELOAD = ["torch.distributed.fsdp", "transformers", "quads.integrations.workers", "quads.sync"]
 
 
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
+
+
+def _on_ranks(function: Callable[..., None], *args: object) -> None:
+    """`function(rank, *args)` in WORLD processes, forked from one that has the heavy imports behind it."""
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    mp.start_processes(function, args=args, nprocs=WORLD, start_method="forkserver")
 
 
 def _worker(rank: int, kind: str, device: str, port: int, folder: str) -> None:
@@ -76,7 +85,7 @@ def _step(kind: str, rank: int, device: str = "cpu") -> dict[str, torch.Tensor]:
 def test_two_processes_compute_what_one_does(kind: str, device: str, tmp_path: Path) -> None:
     if device == "cuda" and torch.cuda.device_count() < WORLD:
         pytest.skip(f"needs {WORLD} GPUs for NCCL; found {torch.cuda.device_count()}")
-    mp.spawn(_worker, args=(kind, device, _free_port(), str(tmp_path)), nprocs=WORLD)
+    _on_ranks(_worker, kind, device, _free_port(), str(tmp_path))
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
     alone = _step("single", 0, device)
     for rank in ranks:
@@ -105,7 +114,7 @@ def _shard_worker(rank: int, port: int, folder: str) -> None:
 
 
 def test_a_sharded_model_exports_the_bytes_of_the_whole_one(tmp_path: Path) -> None:
-    mp.spawn(_shard_worker, args=(_free_port(), str(tmp_path)), nprocs=WORLD)
+    _on_ranks(_shard_worker, _free_port(), str(tmp_path))
     for rank in range(WORLD):
         assert torch.load(tmp_path / f"{rank}.pt", weights_only=True)["same"]
 
@@ -170,7 +179,7 @@ def test_under_mixed_precision_the_export_is_what_the_forward_multiplied_by() ->
     cases = [("qwen3_moe", QUADS, dtype, False) for dtype in (torch.bfloat16, None)]
     # q, k and v in units of their own: their common outer scale comes from partners that are still sharded.
     cases += [("llama", projections, torch.bfloat16, True), ("qwen3_moe", SYMMETRIC, torch.bfloat16, False)]
-    mp.spawn(_mixed_worker, args=(_free_port(), cases), nprocs=WORLD)
+    _on_ranks(_mixed_worker, _free_port(), cases)
 
 
 def test_an_adapter_that_mixed_precision_casts_is_refused() -> None:
