@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -51,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish() -> None:
-    """What is imported stays: the garbage collections that trainers ask for need not look through it each time."""
+@pytest.fixture(scope="session", autouse=True)
+def _imports_stay() -> Iterator[None]:
+    """Keep what was imported out of the garbage collections that trainers and engines ask for, several each."""
     gc.freeze()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "freeze", lambda: None)
+        patch.setattr(gc, "unfreeze", lambda: None)  # an engine of vLLM that stops thaws everything
+        yield
+    gc.unfreeze()
