@@ -52,8 +52,8 @@ def model(family: str = "qwen3_moe", *, seed: int = 0, dtype: torch.dtype = torc
     config = transformers.AutoConfig.for_model(family, **{**_SHAPE, **extra, **changes})
     built = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     with torch.no_grad():
-        for parameter in built.parameters():
-            if parameter.ndim > 1:
+        for name, parameter in built.named_parameters():
+            if parameter.ndim > 1 or name.endswith(".bias"):
                 parameter.normal_(0.0, 0.08)
     return built.eval()
 

@@ -206,6 +206,25 @@ def test_a_refit_that_stops_anywhere_leaves_the_old_weights(served: Any) -> None
     assert same(logps(llm), before)
 
 
+def test_a_name_that_comes_twice_does_not_stand_for_one_that_is_missing(served: Any) -> None:
+    """vLLM counts elements: q/k/v were complete with q alone, and k and v quantised from uninitialised memory."""
+    llm, _, _, b, _ = served
+    before = logps(llm)
+    name, weight = next((n, p) for n, p in b.named_parameters() if "q_proj" in n)
+    with pytest.raises(ValueError, match=f"holds {name} twice"):
+        refit(llm, [(name, weight), (name, weight)])
+    assert same(logps(llm), before)
+
+
+@pytest.mark.parametrize("item", [torch.zeros(3), "lm_head.weight", ("lm_head.weight", [1.0])])
+def test_what_is_no_weight_is_refused(served: Any, item: Any) -> None:
+    llm, _, _, _, _ = served
+    before = logps(llm)
+    with pytest.raises(ValueError, match=r"neither \(name, tensor\) nor a PackedWeight"):
+        refit(llm, [item])
+    assert same(logps(llm), before)
+
+
 def test_an_update_that_was_sent_and_not_finished_changes_nothing(served: Any) -> None:
     llm, _, _, b, _ = served
     before = logps(llm)

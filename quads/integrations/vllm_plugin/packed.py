@@ -99,7 +99,7 @@ def _check(weight: PackedWeight) -> None:
 
 
 def _check_shape(weight: PackedWeight, slot: _Slot) -> None:
-    """vLLM's loaders cut too large a weight to size without a word. A rank knows its own shard and how many there are."""
+    """vLLM's loaders cut too large a weight without a word. A rank knows its own shard and how many there are."""
     layer: Any = slot.layer
     *_, n, k = layer._parameters[slot.name].shape
     ranks = layer.moe_config.tp_size if slot.expert else getattr(layer, "tp_size", 1)

@@ -59,6 +59,7 @@ class Snapshot:
         with torch.no_grad():
             for tensor, value in self._values:
                 tensor.data.copy_(value)
+            unwrap_loaders(self.model)
             refresh(self.model)
 
 
@@ -73,17 +74,22 @@ def apply_update(
 
     checksums: those of the packed weights, from `packed.checksums` at the sender.
     Layers that the update does not name keep their weights. RefitError or ValueError, naming the layer, for a
-    fused layer that is only partly there, NaN or Inf, a wrong shape or name, or a corrupted packed weight.
+    fused layer that is only partly there, a name that comes twice, NaN or Inf, a wrong shape or name, or a corrupted
+    packed weight.
     """
     before = Snapshot(model)
+    load: Any = model.load_weights
     try:
         codes: list[PackedWeight] = []
+        biases = dict.fromkeys(f"{site}.bias" for site in packed.slots(model))
         initialize_layerwise_reload(model)
-        model.load_weights(_full_precision(update, codes))  # type: ignore[operator]
+        load(_full_precision(update, codes, biases))
         check_complete(model)
         with _left_alone():
             finalize_layerwise_reload(model, model_config)
+        unwrap_loaders(model)
         packed.load(model, codes, checksums)
+        load((name, bias) for name, bias in biases.items() if bias is not None)
         check_finite(model)
     except BaseException as error:
         before.restore()
@@ -109,6 +115,17 @@ def _left_alone() -> Iterator[None]:
         logger.removeFilter(about_loaded_layers)
 
 
+def unwrap_loaders(model: nn.Module) -> None:
+    """Give biases their own loaders back.
+
+    vLLM's reload never moves a bias to the meta device: it wraps the loader of the very parameter, and leaves it so
+    where the layer got no weights. A bias that is then loaded by itself would be dropped without a word.
+    """
+    for parameter in model.parameters():
+        while getattr(getattr(parameter, "weight_loader", None), "__name__", "") == "online_process_loader":
+            parameter.weight_loader = parameter.weight_loader.__wrapped__  # type: ignore[attr-defined]
+
+
 def refresh(model: nn.Module) -> None:
     """Have every layer derive again what it keeps beside its codes; its list of blocks may be younger than they are."""
     for module in model.modules():
@@ -117,12 +134,39 @@ def refresh(model: nn.Module) -> None:
             method.refresh(module)
 
 
-def _full_precision(update: Iterable[Update], codes: list[PackedWeight]) -> Iterator[tuple[str, Tensor]]:
+def _full_precision(
+    update: Iterable[Update], codes: list[PackedWeight], biases: dict[str, Tensor | None]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of `update` for vLLM's layerwise reload; what it cannot take is put aside.
+
+    codes: packed weights. biases: what comes under a name in it, where the layer's weight is packed: the reload would
+    wait for the weight.
+    """
+    seen = set()
     for item in update:
         if isinstance(item, PackedWeight):
             codes.append(item)
+            continue
+        name, tensor = _pair(item)
+        if name in seen:
+            raise RefitError(f"weight update holds {name} twice")  # vLLM would count it for a shard that is missing
+        seen.add(name)
+        if name in biases:
+            biases[name] = tensor
         else:
-            yield item
+            yield name, tensor
+    packed_layers = {weight.name for weight in codes}
+    for name, bias in biases.items():
+        if bias is not None and name.removesuffix(".bias") not in packed_layers:
+            biases[name] = None
+            yield name, bias
+
+
+def _pair(item: object) -> tuple[str, Tensor]:
+    match item:
+        case (str() as name, Tensor() as tensor):
+            return name, tensor
+    raise RefitError(f"weight update holds a {type(item).__name__}, neither (name, tensor) nor a PackedWeight")
 
 
 def check_complete(model: nn.Module) -> None:

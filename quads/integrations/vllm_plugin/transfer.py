@@ -158,6 +158,7 @@ class Transactional:
         self._guarded(refit.check_complete, self.model)
         self._guarded(super().finish_weight_update)  # type: ignore[misc]
         self._guarded(refit.check_finite, self.model)
+        refit.unwrap_loaders(self.model)
         self._before = None
 
     def _guarded(self, step: Any, *args: Any) -> Any:
