@@ -26,6 +26,14 @@ from quads.rollout import Rollout, rollout_numerics
 from quads.sampling import Completions, left_pad, sample
 
 _ROUND_SEEDS = 1_000_003  # rounds of one seed draw apart from those of the next
+# Options that reshape the sampled distribution, and the values that do not.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "repetition_penalty": (1.0,),
+    "generation_kwargs": ({},),
+}
 _SCORED_TOKENS = 65_536  # tokens of one scoring forward, which bounds its memory
 
 
@@ -44,7 +52,7 @@ class Measured:
 
 @dataclass
 class QuadsRollout:
-    """A `rollout_func` of GRPOTrainer. Temperature, length and group size are the trainer's.
+    """A `rollout_func` of GRPOTrainer. Temperature, length and group size are the trainer's; no top-k, no penalties.
 
     `round` counts rollouts; set it when a run resumes, since round and seed decide the sampling noise. `last` is what
     the latest rollout measured, `history` all of them. A `static` or `random` RAC selection is kept for
@@ -69,7 +77,11 @@ class QuadsRollout:
         return self.history[-1] if self.history else None
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
-        """Sample a completion for each prompt (text or messages): `prompt_ids`, `completion_ids`, `logprobs`."""
+        """Sample a completion for each prompt (text or messages): `prompt_ids`, `completion_ids`, `logprobs`.
+
+        ValueError names an option of GRPOConfig that would change the distribution and that no rollout here follows.
+        """
+        _check_options(trainer.args)
         model = trainer.accelerator.unwrap_model(trainer.model)
         tokenizer = getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
         ids = prompt_ids(prompts, tokenizer)
@@ -117,6 +129,14 @@ class QuadsRollout:
             seed = self.seed * _ROUND_SEEDS + epoch
             self._numerics, self._numerics_epoch = rollout_numerics(model, self.recipe, seed=seed), epoch
         return self._numerics
+
+
+def _check_options(args: Any) -> None:
+    for name, neutral in _NEUTRAL.items():
+        if getattr(args, name, None) not in (None, *neutral):
+            raise ValueError(
+                f"GRPOConfig.{name} is {getattr(args, name)!r}: a quads rollout samples by temperature alone"
+            )
 
 
 class GapCallback(TrainerCallback):

@@ -104,6 +104,15 @@ def test_messages_go_through_the_chat_template() -> None:
     assert prompt_ids([[{"role": "user", "content": "1+2"}]], tokenizer) == [tokenizer("1+2=")["input_ids"]]
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("top_p", 0.9), ("top_k", 20), ("min_p", 0.1), ("repetition_penalty", 1.1)]
+)
+def test_an_option_that_the_rollout_would_leave_out_is_refused_by_name(name: str, value: float) -> None:
+    trainer = SimpleNamespace(args=SimpleNamespace(**{"top_p": 1.0, "top_k": 0, "min_p": None, name: value}))
+    with pytest.raises(ValueError, match=rf"GRPOConfig\.{name} is {value}"):
+        QuadsRollout(named()["quads"])(["1+2="], trainer)
+
+
 def test_a_grpo_trainer_logs_the_gap_and_trains(tmp_path: Path) -> None:
     recipe, model = named()["quads"], tiny_model()
     before = {name: value.clone() for name, value in model.named_parameters()}
