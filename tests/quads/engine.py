@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,10 @@ os.environ.update(
     VLLM_LOGGING_LEVEL="ERROR",
     HF_HUB_OFFLINE="1",
 )
+if importlib.util.find_spec("vllm"):  # before the tests begin: conftest.py keeps imports out of collections
+    import vllm.entrypoints.llm
+    import vllm.v1.worker.gpu_model_runner  # noqa: F401
+
 # vLLM's CPU attention has no heads of 16, so these are not the models of tiny.py.
 _SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -70,6 +75,7 @@ def start(folder: Path, trainer: Any, recipe: Recipe, **options: Any) -> Any:
         "enforce_eager": True,
         "max_model_len": 64,
         "max_num_seqs": 8,
+        "num_gpu_blocks_override": 64,  # a whole GiB takes a second to fill
         "dtype": str(trainer.dtype).removeprefix("torch."),
         "logprobs_mode": "processed_logprobs",
         "enable_prefix_caching": True,
