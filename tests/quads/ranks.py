@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -41,6 +42,21 @@ def main(rank: int, folder: Path, port: int, expert_parallel: bool) -> None:
             torch.save(_kept(model), folder / f"{order}-loaded{rank}.pt")
             packed.load(model, torch.load(folder / "packed.pt", weights_only=False))
             torch.save(_kept(model), folder / f"{order}-refitted{rank}.pt")
+            if order == "exported":
+                refusal = _refused(model, config.model_config, load_file(folder / "model.safetensors"))
+                torch.save({"refusal": refusal, "kept": _kept(model)}, folder / f"refused{rank}.pt")
+
+
+def _refused(model: torch.nn.Module, model_config: Any, update: dict[str, torch.Tensor]) -> str:
+    """What is said to an update with one NaN, which only the second rank holds, however experts are cut."""
+    from quads.integrations.vllm_plugin import refit
+
+    update["model.layers.1.mlp.experts.3.down_proj.weight"][-1, -1] = float("nan")
+    try:
+        refit.apply_update(model, model_config, update.items())
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _kept(model: torch.nn.Module) -> dict[str, torch.Tensor]:

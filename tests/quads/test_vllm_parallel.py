@@ -102,3 +102,13 @@ def test_outer_scales_are_those_of_the_whole_weight(ranks: Any, when: str, order
         q, k = (whole[when][f"{LAYER}.self_attn.{x}_proj"].outer for x in "qk")
         assert torch.equal(q, k)
         assert torch.equal(kept[f"{LAYER}.self_attn.qkv_proj.weight outer"], q)
+
+
+def test_what_one_rank_refuses_no_rank_takes(ranks: Any) -> None:
+    kind, folder, _ = ranks
+    for rank in (0, 1):
+        seen = torch.load(folder / f"refused{rank}.pt")
+        assert "NaN" in seen["refusal"] or "another rank" in seen["refusal"], (kind, rank)
+        before = torch.load(folder / f"exported-refitted{rank}.pt")
+        assert seen["kept"].keys() == before.keys()
+        assert all(torch.equal(seen["kept"][name], before[name]) for name in before), (kind, rank)

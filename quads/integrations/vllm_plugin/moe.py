@@ -132,7 +132,8 @@ class QuadsMoEMethod(_Experts):
     def process_weights_after_loading(self, layer: Module) -> None:
         """Quantise what was loaded; called again after each of vLLM's reloads."""
         fresh = {name: weights.loaded(layer, name) for name in self.sites}
-        kept = {name: self._derive(name, weight) for name, weight in fresh.items() if weight is not None}
+        poison = bool(self.ports) and get_tp_group().world_size > 1
+        kept = {name: self._derive(name, w, poison=poison) for name, w in fresh.items() if w is not None}
         for name, tensors in kept.items():
             template: Any = layer._parameters[name]
             if name not in self.ports:
@@ -141,10 +142,10 @@ class QuadsMoEMethod(_Experts):
             self.ports[name].discard()
             layer.register_parameter(name, self.ports[name].parameter())
 
-    def _derive(self, name: str, weight: Tensor) -> dict[str, Tensor]:
-        group = get_tp_group().device_group if self.moe.moe_parallel_config.tp_size > 1 else None
-        site = self.sites[name]
-        return weights.derive(weight, self.recipe, site, rows=[], interleave=name == W13, group=group)
+    def _derive(self, name: str, weight: Tensor, *, poison: bool = False) -> dict[str, Tensor]:
+        sharded = self.moe.moe_parallel_config.tp_size > 1
+        cut: Any = {"rows": [], "interleave": name == W13, "group": get_tp_group().device_group if sharded else None}
+        return weights.derive(weight, self.recipe, self.sites[name], **cut, poison=poison and not sharded)
 
     def _write(self, layer: Module, name: str, tensors: dict[str, Tensor]) -> None:
         weights.write(layer, name, tensors)

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from vllm.distributed import get_pp_group, get_tp_group
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload, layerwise
@@ -29,6 +30,20 @@ Update = tuple[str, Tensor] | PackedWeight
 
 class RefitError(ValueError):
     """A refused weight update; the engine goes on with the weights that it had."""
+
+
+class OtherRankError(RefitError):
+    """Another rank of the engine refused the update."""
+
+
+def check_agreed(*, refused: bool = False) -> None:
+    """Called by every rank of an engine at the end of an update: OtherRankError where another one has refused it."""
+    flag = torch.tensor(int(refused))
+    for group in (get_tp_group(), get_pp_group()):
+        if group.world_size > 1:
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group.cpu_group)
+    if flag and not refused:
+        raise OtherRankError("another rank refused the weight update: old weights kept")
 
 
 class Snapshot:
@@ -91,7 +106,10 @@ def apply_update(
         packed.load(model, codes, checksums)
         load((name, bias) for name, bias in biases.items() if bias is not None)
         check_finite(model)
+        check_agreed()
     except BaseException as error:
+        if not isinstance(error, OtherRankError):
+            check_agreed(refused=True)
         before.restore()
         if isinstance(error, (KeyError, AttributeError, AssertionError, RuntimeError)):
             raise RefitError(

@@ -11,6 +11,7 @@ former from either, byte for byte.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -42,20 +43,37 @@ def order_on(device: torch.device) -> Order | None:
 
 
 def derive(
-    weight: Tensor, recipe: Recipe, name: str, *, rows: list[int], interleave: bool = False, group: object = None
+    weight: Tensor,
+    recipe: Recipe,
+    name: str,
+    *,
+    rows: list[int],
+    interleave: bool = False,
+    group: object = None,
+    poison: bool = False,
 ) -> dict[str, Tensor]:
     """The tensors to keep of `weight` [N, K] or [experts, N, K], by suffix; ValueError names `name` (NaN, bad K).
 
     `rows` are the row counts of the fused parts. interleave: the rows are a gate half and an up half. `group`: the
     process group over which the weight is sharded; its amax, and so the outer scale, is that of the whole weight on
-    every rank.
+    every rank, and all refuse what one of them holds. poison: this rank alone holds the weight, and others would wait
+    for it in the next collective: NaN or Inf make the outer scale infinite, which is refused once every rank is done.
     """
-    quantizers.check_input(weight, name)
     if recipe.rollout_weights == "fp8":
+        quantizers.check_input(weight, name)
         parts = weight.split(rows, dim=-2) if weight.ndim == 2 else (weight,)
         return {VALUE: torch.cat([qdq.fp8_weight(part) for part in parts], dim=-2)}
-    outer = qdq.outer_from_amax(_amax(weight, group), recipe)
-    packed = qdq.pack(weight, recipe, outer, name)
+    quantizers.check_input(weight, name, finite=False)
+    amax = _amax(weight, group)
+    finite = bool(amax.isfinite().all())
+    if not finite and not poison:
+        quantizers.check_input(weight, name)
+        raise ValueError(f"{name} holds NaN or Inf in the part of another rank: refuse to quantise it")
+    if not finite:
+        weight, amax = weight.nan_to_num(0.0, 0.0, 0.0), torch.zeros_like(amax)
+    packed = qdq.pack(weight, recipe, qdq.outer_from_amax(amax, recipe), name)
+    if not finite:
+        packed = replace(packed, outer=torch.full_like(packed.outer, torch.inf))
     order = order_on(weight.device)
     if recipe.rollout_activations != "bf16" and order is not None:
         return _by_suffix(order(packed, interleave=interleave), _ORDERED)
@@ -74,7 +92,9 @@ def _by_suffix(weight: object, suffixes: dict[str, str]) -> dict[str, Tensor]:
 
 
 def _amax(weight: Tensor, group: object) -> Tensor:
+    """Largest magnitude (float32), [] or [experts, 1, 1]; infinite where a NaN is, which a maximum may lose."""
     amax = weight.abs().amax(dim=(-2, -1), keepdim=weight.ndim > 2).float()
+    amax = torch.where(amax.isfinite(), amax, torch.inf)
     if group is not None:
         torch.distributed.all_reduce(amax, torch.distributed.ReduceOp.MAX, group=group)  # type: ignore[arg-type]
     return amax
