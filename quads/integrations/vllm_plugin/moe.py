@@ -24,6 +24,7 @@ from quads.integrations.vllm_plugin.product import (
     plain_grouped_matmul,
     real_run,
     register_layer,
+    shares_over_rows,
 )
 from quads.recipes import Recipe, RecipeError
 
@@ -163,7 +164,7 @@ class QuadsMoEMethod(_Experts):
         """As the base class, with vLLM's grouped GEMM too; otherwise on a GPU through the fused kernels."""
         if not self.products[W13].on_kernels(x):
             return super().multiply(layer, x, topk_weights, topk_ids)
-        padding = padding_rows(x.shape[0]) if self._rows_share() else None
+        padding = padding_rows(x.shape[0]) if shares_over_rows(self.recipe) else None
         if self.backend.gemm:
             ids = topk_ids if padding is None else topk_ids.masked_fill(padding.unsqueeze(1), -1)
             return super().multiply(layer, x, topk_weights, ids)
@@ -180,11 +181,6 @@ class QuadsMoEMethod(_Experts):
         how: Any = {"calibrate": may_calibrate(), "invariant": envs.VLLM_BATCH_INVARIANT, "padding": padding}
         elsewhere = layer.expert_map is not None
         return device.experts(x, topk_weights, ids, prepared, rows, elsewhere=elsewhere, **how)
-
-    def _rows_share(self) -> bool:
-        """Whether rows decide together on an outer scale or a selection."""
-        chosen_together = self.recipe.rac_ratio > 0 and self.recipe.rac_scope == "batch"
-        return chosen_together or self.recipe.activation_outer == "tensor"
 
     def _grouped(self, layer: Module, name: str, x: Tensor, ends: Tensor) -> Tensor:
         weights.port_of(layer, name)

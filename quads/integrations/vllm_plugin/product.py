@@ -46,6 +46,7 @@ class LayerProduct:
             if self.gemm:
                 return device.fp4_matmul(_tokens(x), self._fp4_weight(layer), rows, calibrate=may_calibrate())
             weight = weights.prepared(layer, self.name)
+            x = _tokens(x) if shares_over_rows(self.recipe) else x
             return device.matmul(x, weight, rows, calibrate=may_calibrate(), invariant=envs.VLLM_BATCH_INVARIANT)
         value = layer._parameters.get(self.name + weights.VALUE)
         if self.recipe.rollout_weights == "fp8":
@@ -150,6 +151,11 @@ def real_run() -> bool:
     return is_forward_context_available() and get_forward_context().attn_metadata is not None
 
 
+def shares_over_rows(recipe: Recipe) -> bool:
+    """Whether the rows of a call share an outer scale or choose their blocks together."""
+    return recipe.activation_outer == "tensor" or (recipe.rac_ratio > 0 and recipe.rac_scope in ("batch", "tile"))
+
+
 def padding_rows(rows: int) -> Tensor | None:
     """bool [rows], True where a CUDA graph pads the batch (their KV slot is -1); None where the engine does not say.
 
@@ -161,7 +167,7 @@ def padding_rows(rows: int) -> Tensor | None:
 
 
 def _tokens(x: Tensor) -> Tensor:
-    """`x` with zeros in the rows that a CUDA graph pads it with: their garbage must not decide a shared outer scale."""
+    """`x` with zeros in the rows that a CUDA graph pads it with: their garbage must not decide what rows share."""
     padding = padding_rows(x.shape[0])
     return x if padding is None else x.masked_fill(padding.unsqueeze(1), 0.0)
 
