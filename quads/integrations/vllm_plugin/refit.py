@@ -38,7 +38,7 @@ class OtherRankError(RefitError):
 
 def check_agreed(*, refused: bool = False) -> None:
     """Called by every rank of an engine at the end of an update: OtherRankError where another one has refused it."""
-    flag = torch.tensor(int(refused))
+    flag = torch.tensor(int(refused), device="cpu")
     for group in (get_tp_group(), get_pp_group()):
         if group.world_size > 1:
             torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, group=group.cpu_group)
@@ -104,7 +104,8 @@ def apply_update(
             finalize_layerwise_reload(model, model_config)
         unwrap_loaders(model)
         packed.load(model, codes, checksums)
-        load((name, bias) for name, bias in biases.items() if bias is not None)
+        if late := [(name, bias) for name, bias in biases.items() if bias is not None]:
+            load(late)
         check_finite(model)
         check_agreed()
     except BaseException as error:
