@@ -25,9 +25,6 @@ constexpr int STAGE_BYTES = 4 * (CODE_STRIDE + SCALE_STRIDE);
 constexpr int SET_BYTES = TOKENS * TOKEN_STRIDE, TOKEN_BYTES = SETS * SET_BYTES;
 constexpr int AHEAD = (STAGES - 2) / SUPER + 1;  // runs of activations in flight, so that they arrive with the weights
 constexpr int WARP_BYTES = STAGES * STAGE_BYTES + (AHEAD + 1) * TOKEN_BYTES;
-constexpr float UNSCALE = 274877906944.0f;  // 2^38: both operands are decoded as value * 2^-19
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // Copy `bytes` of 16 (8) and fill the rest with zeros.
 __device__ __forceinline__ void copy16(u32 to, const void* from, int bytes) {
@@ -35,16 +32,6 @@ __device__ __forceinline__ void copy16(u32 to, const void* from, int bytes) {
 }
 __device__ __forceinline__ void copy8(u32 to, const void* from, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-
-__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
-    asm(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 struct Operands {
@@ -62,7 +49,6 @@ struct Operands {
     const int* groups;   // GROUPED: [token blocks], weight of each token block, -1 past the last
     int rows, n, tiles, k_blocks, extra, outer_per_row, slot_share, list_per_group;  // slot_share: output rows per activation row
 };
-
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm(const Operands p) {
     extern __shared__ __align__(128) u8 memory[];
@@ -225,10 +211,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
         u32 a[4][4], b[SETS][N_TILES][2];                                                                     \
         _Pragma("unroll") for (int i = 0; i < 4; i++) {                                                       \
             const u32 low = (M) < 2 ? words[i].x : words[i].y, high = (M) < 2 ? words[i].z : words[i].w;      \
-            a[i][0] = multiply(pair_packed<((M)&1) * 2>(low), w_scale[i][0]);                                 \
-            a[i][1] = multiply(pair_packed<((M)&1) * 2>(high), w_scale[i][1]);                                \
-            a[i][2] = multiply(pair_packed<((M)&1) * 2 + 1>(low), w_scale[i][0]);                             \
-            a[i][3] = multiply(pair_packed<((M)&1) * 2 + 1>(high), w_scale[i][1]);                            \
+            weight_fragment<((M)&1) * 2>(a[i], low, high, w_scale[i]);                                        \
         }                                                                                                     \
         _Pragma("unroll") for (int set = 0; set < SETS; set++) {                                              \
             if (set && !any) continue;                                                                        \
@@ -238,7 +221,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, MIN_BLOCKS) decode_gemm
                 b[set][j][1] = multiply(pair_linear<((M)&1) * 2 + 1>(word), x_scale[set][j]);                 \
             }                                                                                                 \
             _Pragma("unroll") for (int i = 0; i < 4; i++)                                                     \
-                _Pragma("unroll") for (int j = 0; j < N_TILES; j++) mma(acc[i][j], a[i], b[set][j]);          \
+                _Pragma("unroll") for (int j = 0; j < N_TILES; j++)                                           \
+                    mma(acc[i][j], a[i], b[set][j][0], b[set][j][1]);                                         \
         }                                                                                                     \
     }
         STEP(0) STEP(1) STEP(2) STEP(3)

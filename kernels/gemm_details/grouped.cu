@@ -17,20 +17,9 @@ constexpr int CODE_STRIDE = 544, SCALE_STRIDE = 96;  // fragment loads without b
 constexpr int STAGE_BYTES = 4 * (CODE_STRIDE + SCALE_STRIDE);
 constexpr int SET_BYTES = N_TILES * 1024, ROUND_BYTES = ROW_WARPS * SET_BYTES;  // decoded activations of a chunk, a round
 static_assert(!RESIDUAL || ROW_WARPS % 2 == 0, "a round of RAC takes two sets for each chunk");
-constexpr float UNSCALE = 274877906944.0f;  // 2^38: both operands are decoded as value * 2^-19
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void copy16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
-
-__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 struct Operands {
@@ -92,10 +81,7 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[4][N_TILES][4], cons
         u32 a[4][4];                                                                                            \
         _Pragma("unroll") for (int i = 0; i < 4; i++) {                                                         \
             const u32 low = half ? w.codes[i].y : w.codes[i].x, high = half ? w.codes[i].w : w.codes[i].z;      \
-            a[i][0] = multiply(pair_packed<(ODD) * 2>(low), scale[i][0]);                                       \
-            a[i][1] = multiply(pair_packed<(ODD) * 2>(high), scale[i][1]);                                      \
-            a[i][2] = multiply(pair_packed<(ODD) * 2 + 1>(low), scale[i][0]);                                   \
-            a[i][3] = multiply(pair_packed<(ODD) * 2 + 1>(high), scale[i][1]);                                  \
+            weight_fragment<(ODD) * 2>(a[i], low, high, scale[i]);                                              \
         }                                                                                                       \
         _Pragma("unroll") for (int set = 0; set < SETS; set++)                                                  \
             _Pragma("unroll") for (int j = 0; j < N_TILES; j++)                                                 \

@@ -21,17 +21,10 @@ constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;      // of one row group
 constexpr int ATOM_BYTES = TOKENS * 128, SET_BYTES = 2 * ATOM_BYTES, BUFFER_BYTES = SETS * SET_BYTES;
 constexpr int UNITS = (TOKENS * 8 + GROUP_THREADS - 1) / GROUP_THREADS;  // activation blocks a thread decodes in a step
 constexpr int SUM_STRIDE = ROWS + 4;
-constexpr float UNSCALE = 274877906944.0f;  // 2^38: both operands are decoded as value * 2^-19
 
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool keep) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(keep ? 16 : 0)
                  : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING>
-__device__ __forceinline__ void wait() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 __device__ __forceinline__ void group_barrier(int k_group) {
     asm volatile("bar.sync %0, %1;" ::"r"(k_group + 1), "n"(GROUP_THREADS) : "memory");
@@ -59,14 +52,11 @@ struct Operands {
 __device__ __forceinline__ void decode_chunk(u32 (&a)[4][4], const u8* codes_at, const u8* scales_at) {
     const uint4 words = *reinterpret_cast<const uint4*>(codes_at);
     const u32 scales = *reinterpret_cast<const u16*>(scales_at);
-    const u32 low = weight_scale<0>(scales), high = weight_scale<1>(scales);
-#define FRAGMENT(M, FIRST, SECOND, P)                                                                        \
-    a[M][0] = multiply(pair_packed<P>(FIRST), low), a[M][1] = multiply(pair_packed<P>(SECOND), high),        \
-    a[M][2] = multiply(pair_packed<P + 1>(FIRST), low), a[M][3] = multiply(pair_packed<P + 1>(SECOND), high)
-    FRAGMENT(0, words.x, words.z, 0);
-    FRAGMENT(1, words.x, words.z, 2);
-    FRAGMENT(2, words.y, words.w, 0);
-    FRAGMENT(3, words.y, words.w, 2);
+    const u32 scale[2] = {weight_scale<0>(scales), weight_scale<1>(scales)};
+    weight_fragment<0>(a[0], words.x, words.z, scale);
+    weight_fragment<2>(a[1], words.x, words.z, scale);
+    weight_fragment<0>(a[2], words.y, words.w, scale);
+    weight_fragment<2>(a[3], words.y, words.w, scale);
 }
 
 // One block of one token: 16 decoded values to their places in the swizzled rows. Lanes of the second atom take their
